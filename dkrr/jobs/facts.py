@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -23,6 +23,7 @@ from dkrr.markup import (
     clock_text,
     cut,
     facts_html,
+    facts_text,
     known,
     listed,
     loss_words,
@@ -55,37 +56,18 @@ ITERATIVE = ("cg", "refine", "nystrom")
 
 
 class Shown:
-    """What is shown as names and values: as a table in terminals, another in notebooks."""
+    """What is shown as names and values: as two columns in terminals, as a table in notebooks."""
 
     def facts(self) -> Facts:
         """Names and values."""
         raise NotImplementedError
 
-    def table(self) -> Any:
-        """A rich table."""
-        return facts_table(type(self).__name__.removesuffix("Summary").lower(), self.facts())
-
-    def __rich__(self) -> Any:
-        return self.table()
+    def __repr__(self) -> str:
+        return facts_text(self.facts())
 
     def _repr_html_(self) -> str:
         """For notebooks."""
         return facts_html(type(self).__name__.removesuffix("Summary").lower(), self.facts())
-
-
-def facts_table(title: str, facts: Iterable[tuple[str, str]]) -> Any:
-    """Names and values as a rich table."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")  # a path is wrapped, and never cut
-    for name, text in facts:
-        style = "bold" if name.startswith(("held-out", "leave-one-out")) else ""
-        table.add_row(Text(name, "red" if name in ("refused", "not converged") else "cyan"), Text(text, style))
-    return table
 
 
 # --- plans and fits ---------------------------------------------------------------------------------------------------

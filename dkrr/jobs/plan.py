@@ -184,14 +184,6 @@ class Plan(Shown):
         where = "all columns" if last == self.num_tiles_per_side else f"the last {last} columns"
         return f"{text}; sums of {where} are split before the last {terms} term{'s' * (terms > 1)}"
 
-    def __repr__(self) -> str:
-        from rich.console import Console
-
-        console = Console(width=100)
-        with console.capture() as text:
-            console.print(self.table())
-        return text.get()
-
 
 def plan(job: JobSpec | str | Path | dict[str, Any]) -> Plan:
     """Plan a job: a :class:`~dkrr.jobs.spec.JobSpec`, the path of a job file, or nested dicts.

@@ -16,13 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dkrr.engine.tasks import DaskExecutor, Progress
 from dkrr.errors import DkrrError, JobFileError, StoreError
 from dkrr.fit.inputs import nothing_new
 from dkrr.jobs import toml
-from dkrr.jobs.facts import facts_table
 from dkrr.jobs.plan import make_plan
 from dkrr.jobs.prepare import Prepared, check_loss_targets, prepare
 from dkrr.jobs.run import job_executor
@@ -36,7 +33,7 @@ from dkrr.store.lease import hold_lock
 
 # no trial is still running when it took so long and more time than the whole search has
 LEAST_STALL_SECONDS = 600.0
-MOST_FEATURES = 30
+
 _COLOURS = {
     "rbf": "tab:blue",
     "matern12": "tab:orange",
@@ -84,21 +81,13 @@ class TuneSummary:
         changed = self.run_directory != self.job_directory
         return said + (f" ([output] directory of the job that was tuned is {self.job_directory})" if changed else "")
 
-    def table(self) -> Any:
+    def facts(self) -> Facts:
         """The finalists of a search beside each other, and where everything is."""
-        from rich.console import Group
-        from rich.table import Table
-
-        result, loss, (head, *rows) = self.result, self.settings.fold_loss, self.candidates()
-        finalists = Table(title="tune", title_justify="left", title_style="bold", box=None)
-        for k, name in enumerate(head):
-            finalists.add_column(name, justify="right" if 3 <= k < 8 else "left")
-        for row in rows:
-            finalists.add_row(*row[:-1], f"[bold]{row[-1]}[/bold]")
+        result, loss = self.result, self.settings.fold_loss
         error = "leave-one-out, in standard deviations of the target"
         if loss is not None:
             error = f"{loss.words} of {loss.num_folds} folds, less is better"
-        facts = known(
+        return [("", line) for line in self.candidates()] + known(
             ("error", f"{error}; s.e.: of its difference to the smallest"),
             *self._cost_and_saving(),
             ("trials", f"{len(result.records)}, {result.seconds:.0f} s"),
@@ -106,10 +95,9 @@ class TuneSummary:
             ("job", self.path),
             *((name + " in" * (name != "picture"), place) for name, place in self.files.items()),
         )
-        return Group(finalists, facts_table("", facts))
 
-    def candidates(self) -> list[list[str]]:
-        """The finalists as the cells of a table, with its head."""
+    def candidates(self) -> list[str]:
+        """The finalists as lines of aligned columns, below a head."""
         is_square = self.settings.fold_loss is None
         penalty = "alpha" if is_square else "C"
         rows = [["kernel", "widths", "from", penalty, "error", "s.e.", "condition", "rows", ""]]
@@ -127,7 +115,8 @@ class TuneSummary:
             ]
             for candidate in self.result.candidates
         ]
-        return rows
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
 
     def _cost_and_saving(self) -> Facts:
         """What it costs to fit what was chosen instead of the smallest error, and what it saves."""
@@ -315,11 +304,10 @@ def _C_of(alpha: float) -> float:
 def _job_text(job: JobSpec, summary: TuneSummary, names: Sequence[str]) -> str:
     """The job file, with the candidates as a comment above its model."""
     result, settings = summary.result, summary.settings
-    best, loss, cells = result.best, settings.fold_loss, summary.candidates()
+    best, loss = result.best, settings.fold_loss
     what = "the smallest leave-one-out error"
     if loss is not None:
         what = f"the smallest {loss.words} of {loss.num_folds} folds"
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     comment = [
         f"Chosen by dkrr tune (seed {settings.seed}) for {summary.num_rows:,} training rows: "
         f"of {len(result.records)} trials",
@@ -327,7 +315,7 @@ def _job_text(job: JobSpec, summary: TuneSummary, names: Sequence[str]) -> str:
         ("standard deviations of the target, " if loss is None else "")
         + "by the standard error (s.e.) of the difference:",
         "",
-        *("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in cells),
+        *summary.candidates(),
         *(f"note: {note}" for note in result.notes),
     ]
     document = _document(job, Path(summary.path), best.keys(), names if best.widths.size > 1 else ())
@@ -339,22 +327,21 @@ def _job_text(job: JobSpec, summary: TuneSummary, names: Sequence[str]) -> str:
 def draw_search(search: dict[str, Any], path: str) -> None:
     """Draw the document that `dkrr tune` leaves as BEST.search.json to a .png, .svg or .pdf file.
 
-    The error of each trial, of each alpha, and the planes (width x alpha) that were computed. Nothing is interpolated:
-    every point and every cell is an error that a trial found.
+    The error of each trial, and of each alpha in the planes (width x alpha) that were computed. Nothing is
+    interpolated: every point is an error that a trial found.
     """
     from matplotlib.figure import Figure  # it takes half a second to import
 
     planes, best = search["slices"], search["best"]
-    figure = Figure(figsize=(4.2 * (1 + max(1, len(planes))), 7.5), layout="constrained")
-    axes = figure.subplots(2, 1 + max(1, len(planes)), squeeze=False)
-    _draw_trials(axes[0, 0], search["trials"])
-    _draw_widths(axes[1, 0], best, search["feature_names"])
-    for k, (above, below) in enumerate(axes[:, 1:].T):
-        if planes:
-            _draw_plane(figure, above, below, planes[k])
-        else:
-            above.set_axis_off()
-            below.set_axis_off()
+    figure = Figure(figsize=(4.8 * (1 + len(planes)), 4.2), layout="constrained")
+    first, *others = figure.subplots(1, 1 + len(planes), squeeze=False)[0]
+    _draw_trials(first, search["trials"])
+    for axes, plane in zip(others, planes, strict=True):
+        for factor, row in zip(plane["factors"], plane["errors"], strict=True):
+            axes.plot(plane["alphas"], row, marker=".", linewidth=0.8, label=f"widths x {factor:.2g}")
+        axes.set(xlabel="alpha", ylabel=_error_name(plane), xscale="log")
+        axes.set_title(f"{plane['kernel']}, {_widths_in_words(plane)}, {plane['num_rows']:,} rows", fontsize="medium")
+        axes.legend(fontsize="small")
     figure.suptitle(
         f"{best['kernel']}, {_widths_in_words(best)}, alpha {best['alpha']:.3g}: "
         f"{_error_name(best)} {_error(best):.4f} on {best['num_rows']:,} of {search['num_rows']:,} rows"
@@ -396,36 +383,3 @@ def _draw_trials(axes: Any, trials: list[dict[str, Any]]) -> None:
     axes.set(xlabel="trial (circle: search, square: slice or folds, diamond: check)", ylabel="error", yscale="log")
     axes.set_title("trials (filled: a width for each feature)", fontsize="medium")
     axes.legend(fontsize="small")
-
-
-def _draw_widths(axes: Any, best: dict[str, Any], names: list[str]) -> None:
-    """1 / width for each feature, largest first: how much the function may change along it."""
-    if best["widths_kind"] == "shared":
-        axes.text(0.5, 0.5, "one width for all features", ha="center", va="center")
-        axes.set_axis_off()
-        return
-    inverse = 1.0 / np.array(best["widths"])
-    order = np.argsort(-inverse, kind="stable")[:MOST_FEATURES]
-    axes.barh(np.arange(len(order)), inverse[order], color="tab:gray")
-    axes.set_yticks(np.arange(len(order)), [str(names[k])[:20] for k in order], fontsize="x-small")
-    axes.invert_yaxis()
-    axes.set(xlabel="1 / width", xscale="log")
-    axes.set_title("features by their widths", fontsize="medium")
-
-
-def _draw_plane(figure: Any, above: Any, below: Any, plane: dict[str, Any]) -> None:
-    """The error against alpha for each factor on the widths, and one cell for each pair that was computed."""
-    alphas, factors, errors = plane["alphas"], plane["factors"], np.array(plane["errors"])
-    for factor, row in zip(factors, errors, strict=True):
-        above.plot(alphas, row, marker=".", linewidth=0.8, label=f"widths x {factor:.2g}")
-    above.set(xlabel="alpha", ylabel=_error_name(plane), xscale="log")
-    above.set_title(f"{plane['kernel']}, {_widths_in_words(plane)}, {plane['num_rows']:,} rows", fontsize="medium")
-    above.legend(fontsize="small")
-    drawn = below.imshow(errors, aspect="auto", origin="lower", interpolation="none", cmap="viridis_r")
-    ticks = np.linspace(0, len(alphas) - 1, 5).astype(int)
-    below.set_xticks(ticks, [f"{alphas[k]:.1e}" for k in ticks], fontsize="small")
-    below.set_yticks(np.arange(len(factors)), [f"{factor:.2g}" for factor in factors])
-    i, j = np.unravel_index(int(np.argmin(errors)), errors.shape)
-    below.plot(j, i, marker="x", color="white", markersize=9)
-    below.set(xlabel="alpha", ylabel="factor on the widths")
-    figure.colorbar(drawn, ax=below, label=_error_name(plane))
