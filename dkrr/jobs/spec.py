@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from dkrr.dataset.writer import check_outside
 from dkrr.engine import configuration
@@ -142,7 +142,9 @@ class EvaluateSpec(Table):
     mask_column: Column = 0
     fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     metric: Literal["rmse", "r2", "accuracy", "balanced_accuracy", "log_loss", "pinball"] | None = None
-    leave_one_out: bool | None = None
+    leave_one_out: Annotated[bool, BeforeValidator(lambda value: value == "exact" or value)] | None = (
+        None  # the word of earlier jobs
+    )
     intervals: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     @model_validator(mode="after")
