@@ -42,16 +42,8 @@ def test_it_fits_the_terminal(width: int, height: int, encoding: str) -> None:
     assert "factorise" in text
     if width >= 80 and height >= 20:
         assert lines[-1].startswith("━" * 15 if encoding == "utf-8" else "-" * 15)
-        for fact in (
-            "55 of 210 tasks",
-            "163.2 GF/s",
-            "0:41 left",
-            "2, 2 threads",
-            "812 MiB",
-            "1:10 of work",
-            "went on",
-        ):
-            assert fact in text
+        facts = ("55 of 210 tasks", "163.2 GF/s", "0:41 left", "2, 2 threads", "812 MiB", "1:10 of work", "went on")
+        assert [fact for fact in facts if fact not in text] == []
 
 
 class Terminal(io.StringIO):
@@ -73,28 +65,19 @@ def test_a_run_that_is_driven_here(monkeypatch: pytest.MonkeyPatch) -> None:
         progress._live.refresh()
         status.phases = {"factorise": {"number": 0, "seconds": 12.3, "tasks": 210, "times": 1}}
         progress("solve", 0, 10, 0.0, 1e9)
-    text = stream.getvalue()
-    assert "━" in text
-    assert "55 of 210" in text
-    assert "factorise: 210 tasks in 12.3 s" in text
+    assert [
+        fact for fact in ("━", "55 of 210", "factorise: 210 tasks in 12.3 s") if fact not in stream.getvalue()
+    ] == []
 
 
 # --- figures of what has no run: predictions, searches ---------------------------------------------------------------
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_one_line_in_ten_seconds() -> None:
-    clock, stream = Clock(), io.StringIO()
-    with ProgressDisplay(stream, clock) as progress:
+    now, stream = [100.0], io.StringIO()
+    with ProgressDisplay(stream, lambda: now[0]) as progress:
         for second in range(35):
-            clock.now = 100.0 + second
+            now[0] = 100.0 + second
             progress("factorise", second, 100, second * 1e9, 100e9)
     assert stream.getvalue().splitlines() == [
         "factorise: 10 of 100 tasks, 1.0 GF/s, 1:30 left",
