@@ -43,7 +43,7 @@ class Samples:
     """Memory of the workers, and the rate, over the time of one attempt: bounded however long it takes.
 
     When 240 samples are there, neighbours become one (the larger of two sizes) and every later one stands for twice the
-    time. Up to 12 workers have a curve each; of more, the largest, the median and the smallest are kept.
+    time. The driver and up to 12 workers, the largest, have a curve each.
     ``samples.json`` has those of the last attempt, some 30 kB at most.
     """
 
@@ -66,10 +66,8 @@ class Samples:
     def to_dict(self) -> dict[str, Any]:
         """Plain data: columns, with None where a process was not there."""
         times, flops, memory = zip(*self.samples, strict=True) if self.samples else ((), (), ())
-        names = dict.fromkeys(name for sizes in memory for name in sizes)
-        if len(names) - 1 > MOST_WORKERS:
-            memory = tuple(map(_envelope, memory))
-            names = dict.fromkeys(memory[0])
+        peaks = {name: max(sizes.get(name, 0) for sizes in memory) for name in set().union(*memory)}
+        names = sorted(peaks, key=lambda name: (name == "driver", peaks[name]))[-1 - MOST_WORKERS :]
         spans = zip(itertools.pairwise((0.0, *times)), itertools.pairwise((0.0, *flops)), strict=True)
         return {
             "seconds": [round(value, 2) for value in times],
@@ -82,12 +80,6 @@ def _as_one(early: tuple[float, float, dict[str, int]], late: tuple[float, float
     """The later of two samples, with the larger of the sizes in both."""
     sizes = {name: max(item.get(name, 0) for item in (early[2], late[2])) for name in {**early[2], **late[2]}}
     return *late[:2], sizes
-
-
-def _envelope(sizes: dict[str, int]) -> dict[str, int]:
-    found = sorted(value for name, value in sizes.items() if name != "driver") or [0]
-    of_all = {"largest worker": found[-1], "median worker": found[len(found) // 2], "smallest worker": found[0]}
-    return {**of_all, "driver": sizes["driver"]}
 
 
 class Monitor:

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dkrr import __version__
 from dkrr.errors import StoreError
@@ -51,10 +51,6 @@ from dkrr.markup import (
     size,
 )
 from dkrr.store.files import write_file
-
-if TYPE_CHECKING:
-    from jinja2 import Template
-
 
 logger = logging.getLogger("dkrr.jobs.report")
 
@@ -591,7 +587,7 @@ def _figures(found: Findings) -> list[tuple[str, str]]:
 
 
 @lru_cache(maxsize=1)
-def _template() -> Template:
+def _template() -> Any:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 

@@ -1,4 +1,4 @@
-"""What the page is made of: charts whose values are where they belong, and texts without what may be a secret."""
+"""Charts of the page: values are where they belong."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dkrr.jobs.charts import Chart, axis
-from dkrr.jobs.facts import REMOVED, scrub, secret_values
 
 finite = st.floats(allow_nan=False, allow_infinity=False, width=64)
 
 
-@given(st.lists(finite, max_size=20), st.booleans(), st.booleans())
-def test_an_axis_holds_all_values(values: list[float], zero: bool, tight: bool) -> None:
-    found = axis(values, 50.0, 390.0, zero=zero, tight=tight)
+@given(st.lists(finite, max_size=20), st.booleans(), st.booleans(), st.booleans())
+def test_an_axis_holds_all_values(values: list[float], log: bool, zero: bool, tight: bool) -> None:
+    values = [abs(value) or 1.0 for value in values] if log else values
+    found = axis(values, 50.0, 390.0, log=log, zero=zero, tight=tight)
     assert found.low < found.high
     assert 1 <= len(found.ticks) == len(found.labels) <= 15
-    for value in values:
-        assert 50.0 <= found.at(value) <= 390.0
-        assert found.low <= value * (1 + 1e-12) or math.isclose(value, found.low, abs_tol=1e-300)
+    assert all(50.0 <= found.at(value) <= 390.0 for value in values)
 
 
 @pytest.mark.parametrize(
@@ -39,13 +37,6 @@ def test_an_axis_holds_all_values(values: list[float], zero: bool, tight: bool) 
 )
 def test_ticks_are_round(values: list[float], labels: tuple[str, ...]) -> None:
     assert tuple(axis(values, 0.0, 1.0).labels) == labels
-
-
-@given(st.lists(st.floats(min_value=1e-300, max_value=1e300), max_size=20))
-def test_a_logarithmic_axis_holds_all_values(values: list[float]) -> None:
-    found = axis(values, 200.0, 10.0, log=True)
-    assert 2 <= len(found.ticks) <= 8
-    assert all(10.0 - 1e-6 <= found.at(value) <= 200.0 + 1e-6 for value in values)
 
 
 def chart(mark: Any, x: list[Any], *columns: list[Any], **given: Any) -> Chart:
@@ -85,36 +76,3 @@ def test_nothing_to_draw_is_no_error(mark: str) -> None:
     for x, y in ((), ()), ([1], [None]), ([0.0, 0.0], [4]):
         if (mark == "histogram") == (len(x) > len(y) or not x):
             assert chart(mark, [*x], *([[*y]] if x else [])).picture["height"] == 240
-
-
-# --- secrets ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "https://user:hidden@host/path",
-        "s3://bucket/key?X-Amz-Signature=hidden",
-        "the key AKIAHIDDENHIDDENHIDD was refused".replace("HIDDENHIDDENHIDD", "ABCDEFGHIJKLMNOP"),
-        "password=hidden",
-        "password: hidden",
-        "AWS_SECRET_ACCESS_KEY=hidden",
-        "api-key = hidden",
-        "Authorization: Bearer hidden.hidden",
-    ],
-)
-def test_secrets_are_removed(text: str) -> None:
-    found = scrub(text, [])
-    assert REMOVED in found
-    assert "hidden" not in found
-    assert "ABCDEFGHIJKLMNOP" not in found
-
-
-def test_values_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = {"AWS_SESSION_TOKEN": "of-the-environment", "A_TOKEN_FILE": "/a/path/of/a/file", "MY_PASSWORD": "short"}
-    for name, value in (values | {"MY_FOLDER": "a-folder-of-mine"}).items():
-        monkeypatch.setenv(name, value)
-    assert secret_values().count("of-the-environment") == 1
-    assert not {"a-folder-of-mine", "/a/path/of/a/file", "short"} & {*secret_values()}
-    found = scrub({"list": ["x of-the-environment y", 3], "of-the-environment": None})
-    assert found == {"list": [f"x {REMOVED} y", 3], REMOVED: None}
