@@ -12,7 +12,7 @@
     result.json   the figures of the finished run
     figures.json  figures for the report alone: data, machine, residuals, held-out rows (:mod:`dkrr.jobs.run`)
     samples.json  memory and rate over time, of each attempt (:mod:`dkrr.jobs.monitor`)
-    report.html   the page of the run (:mod:`dkrr.jobs.report`), made at its end, in whatever way it ended
+    report.html   the page of the run (:mod:`dkrr.jobs.page`), made at its end, in whatever way it ended
     model.zarr    the model; path-NUMBER.zarr those of a list of C, of which it is one
     loss-KEY.npy  coefficients of a fit with another loss than the square, while it goes on (:mod:`dkrr.jobs.loss_fit`)
 
