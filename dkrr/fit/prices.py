@@ -22,8 +22,7 @@ from dkrr.linalg.decomposition import MAX_FREE
 from dkrr.linalg.matmul import product_task_bytes
 from dkrr.linalg.newton import MAX_BYTES, MAX_DENSE
 from dkrr.linalg.nystrom import nystrom_baseline, nystrom_bytes
-from dkrr.linalg.panels import low_rank_task_bytes, panel_bytes
-from dkrr.linalg.preconditioner import HELD_BYTES, keep_bytes
+from dkrr.linalg.preconditioner import HELD_BYTES, keep_bytes, low_rank_task_bytes, panel_bytes
 from dkrr.linalg.primal import primal_bytes
 from dkrr.linalg.products import BLOCK_ROWS, entry_nanoseconds, is_compiled, super_blocks
 from dkrr.linalg.triangular import inverse_room, panel_width

@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 
 from dkrr.errors import ResidualError
 from dkrr.kernels import RBF, Chi2, Constant, Kernel, Laplacian, Matern, Product, Sum
-from dkrr.kernels.checks import as_rows, check_features
+from dkrr.kernels.base import both_sides
 from dkrr.kernels.pairwise import Packed, compiled_form, pack, pack_rows, pack_sums, worth_compiling
 from dkrr.linalg.blocks import FloatMatrix
 from dkrr.tiles import MAX_TILE_SIZE, TileGrid
@@ -109,16 +109,14 @@ def kernel_product(
     DataError
         A feature or a value of the kernel is not finite.
     """
-    a = as_rows(a, "A")
-    b = a if same else as_rows(b, "B")
-    check_features(a, b)
+    a, b = both_sides(a, b, same=same)
     if not len(a) or not len(b):
         return
     form, packed = compiled_form(kernel), None
     if form is not None and worth_compiling(form, len(b), b.shape[1]):
         # with one sum only (a prediction) the form must not depend on what other rows A has
         split = same or u is not None
-        packed = pack(form, a, b, np.dtype(precision), same=same, split=split)
+        packed = pack(form, a, b, np.dtype(precision), split=split)
     if packed is None:
         _by_blocks(kernel, a, b, v, out, u, out_t, same, precision)
         return
@@ -135,7 +133,7 @@ def kernel_block(
     """out (m, n) = k(A, B) in float64, its entries those of :func:`kernel_product`."""
     form, packed = compiled_form(kernel), None
     if form is not None and worth_compiling(form, len(b), b.shape[1]):
-        packed = pack(form, a, b, np.dtype(np.float64), same=same)
+        packed = pack(form, a, b, np.dtype(np.float64))
     if packed is None:
         kernel.block(a, b, out, same=same)
         return out

@@ -261,7 +261,7 @@ def test_a_forged_state_cannot_give_a_wrong_answer(name: str, tmp_path: Path, ca
     assert state is not None
     if name == "converged":
         state.converged[:] = True
-        state.keep(np.zeros(len(state.live), np.bool_))
+        state.live[:] = False
     else:
         getattr(state, name)[100:150] *= -1.0
     checkpoint.save(state)
