@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dkrr import StoreMismatchError, load_model, make_kernel
+from dkrr.jobs.plan import plan as make_plan
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.spec import JobSpec
 from tests.jobs.helpers import Make, job_maker
@@ -89,3 +90,14 @@ def test_a_directory_of_another_job_is_refused(make: Make, tmp_path: Path) -> No
     assert error.value.fields == ["[model] alpha: 0.1 there, 3.0 wanted"]
     # where it runs is not what it is
     fit_job(make(cluster={"workers": 1}))
+
+
+def test_a_plan_counts_what_is_there(make: Make) -> None:
+    before = make_plan(make())
+    assert before.disk_present_bytes == 0
+    fit_job(make())
+    after = make_plan(make())
+    assert after.disk_present_bytes == before.disk_bytes["factor"] > after.disk_needed_bytes
+    # the factor of another ridge or kernel has the same shape, and saves this job nothing
+    for other in ({"alpha": 0.2}, {"gamma": 0.7}):
+        assert make_plan(make(model=other)).disk_present_bytes == 0
