@@ -37,7 +37,7 @@ class ProgressDisplay:
     """Shows the progress of a run while the ``with`` block lasts.
 
     It is the callback ``progress(phase, done, total, flops_done, flops_total)`` of the engine. A run hands over a
-    function that says how it stands (:meth:`attach`); what predicts or searches has its phase alone.
+    function that says how it stands (:meth:`attach`); what predicts or searches has its phases alone.
 
     Parameters
     ----------
@@ -50,9 +50,8 @@ class ProgressDisplay:
     def __init__(self, stream: IO[str] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.stream = stream if stream is not None else sys.stderr
         self.clock = clock
-        self._meter = Meter(Status(), clock)
+        self._meter = Meter(Status(state="running"), clock)
         self._look: Callable[[], Status] = lambda: self._meter.status
-        self._is_run = False
         self._live: Any = None
         self._told: dict[str, int] = {}
         self._last_line = clock()
@@ -67,7 +66,7 @@ class ProgressDisplay:
     def attach(self, look: Callable[[], Status]) -> None:
         """Show a run: ``look()`` says how it stands, from any thread, at any time."""
         self._stop()
-        self._look, self._is_run, self._told = look, True, {}
+        self._look, self._told = look, {}
         self._start()
 
     def _start(self) -> None:
@@ -79,7 +78,7 @@ class ProgressDisplay:
 
         def draw() -> Any:
             status = self._look()
-            return board(status, live_facts(status) if self._is_run else [("", progress_words(status))], *console.size)
+            return board(status, live_facts(status), *console.size)
 
         console = Console(file=self.stream, highlight=False)
         # results are for whoever reads them, so stdout is left alone; warnings go above the board
@@ -100,9 +99,9 @@ class ProgressDisplay:
 
     def __call__(self, phase: str, done: int, total: int, flops_done: float, flops_total: float) -> None:
         is_new = self._meter.read(phase, done, total, flops_done, flops_total)
-        if not self._is_run and self._live is None:
+        if self._live is None:
             self._start()
-        if is_new and self._is_run:
+        if is_new:
             self.tell()
         if self.is_due():
             self.say(progress_words(self._look()))
@@ -113,8 +112,7 @@ class ProgressDisplay:
 
     def tell(self) -> None:
         """A line for each phase of a run that ended since the last time."""
-        phases = self._look().phases if self._is_run else {}
-        for name, phase in sorted(phases.items(), key=lambda item: int(item[1].get("number", 0))):
+        for name, phase in sorted(self._look().phases.items(), key=lambda item: int(item[1].get("number", 0))):
             times = int(phase.get("times", 1))
             if times > self._told.get(name, 0):
                 self._told[name] = times
