@@ -135,11 +135,12 @@ class RunDirectory:
         with contextlib.suppress(ValueError):  # no TOML any more
             written = tomllib.loads((self.read_bytes("job.toml") or b"").decode())
         return {
-            job.get(table, {}).get(key)
+            found
             for table, values in written.items()
             if isinstance(values, dict)
             for key, value in values.items()
             if isinstance(value, str) and not os.path.isabs(os.path.expanduser(value))
+            if isinstance(found := job.get(table, {}).get(key), str)
         }
 
     def write(self, name: str, document: dict[str, Any]) -> None:
