@@ -151,7 +151,7 @@ def column_number(table: Table, column: Any, role: str) -> int:
     if not found and number is None:
         shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
         raise ParameterError(
-            f"{role} {column!r} is not a column of {table.label} ({shown})",
+            f"{role} {column!r} is not a column of {table.label}, which has no column {column!r} among {shown}",
             hint=did_you_mean(column, names, "use one of its names, or a column number, and check the delimiter"),
         )
     if not found:
