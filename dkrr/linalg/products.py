@@ -159,9 +159,8 @@ def _compiled(
         return
     from dkrr.kernels.compiled import product_function
 
-    blocks, _, rows = packed.rows.shape
-    panels, d, panel = packed.columns.shape
-    dtype = packed.columns.dtype
+    a, _, b, _ = packed.sides
+    (blocks, _, rows), (panels, d, panel), dtype = a.shape, b.shape, b.dtype
     t, s = v.shape[1], 0 if u is None else u.shape[1]
     right, scale = _scaled(v, panel, dtype)
     sums = np.zeros((blocks * rows, t))
@@ -209,7 +208,7 @@ def _by_strips(
     from dkrr.kernels.compiled import fill_function
 
     function = fill_function(packed.kind, packed.width)
-    dtype = packed.columns.dtype
+    dtype = packed.sides[2].dtype
     m, n = len(out), len(v)
     right, scale = _scaled_columns(v, dtype)
     left, scale_t = (None, None) if u is None else _scaled_columns(u, dtype)
@@ -260,15 +259,21 @@ def _by_blocks(
 
 
 def block_strips(
-    kernel: Kernel, a: FloatMatrix, b: FloatMatrix, *, same: bool = False, precision: str = "float64"
+    kernel: Kernel,
+    a: FloatMatrix,
+    b: FloatMatrix,
+    *,
+    same: bool = False,
+    precision: str = "float64",
+    num_rows: int = STRIP_ROWS,
 ) -> Iterator[tuple[slice, Any]]:
     """Strips of k(A, B) from ``Kernel.block``, each in a buffer that the next one overwrites; ``(rows, strip)``.
 
     In float32 entries are evaluated in float64 and rounded once. With ``same`` entries (i, i) are exactly
     ``kernel.diag``.
     """
-    for start in range(0, len(a), STRIP_ROWS):
-        rows = slice(start, min(start + STRIP_ROWS, len(a)))
+    for start in range(0, len(a), num_rows):
+        rows = slice(start, min(start + num_rows, len(a)))
         strip: Any = buffer("strip", (rows.stop - rows.start, len(b)), np.dtype(precision))
         kernel.block(a[rows], b, strip)
         if same:

@@ -51,8 +51,8 @@ from dkrr.linalg.direct import (
 )
 from dkrr.linalg.leave_one_out import LeaveOneOut, loo_from_diagonal, unscaled
 from dkrr.linalg.matmul import OperatorProduct
-from dkrr.linalg.nystrom import nystrom_leave_one_out, read_rows
-from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.nystrom import nystrom_leave_one_out
+from dkrr.linalg.operators import RidgeOperator, read_rows
 from dkrr.linalg.primal import array_source, primal_leave_one_out, stored_source
 from dkrr.linalg.workspace import Workspace, choose_gram
 from dkrr.models.model import Model
