@@ -36,10 +36,9 @@ from dkrr.errors import DataError, NotPositiveDefiniteError
 from dkrr.kernels import Kernel
 from dkrr.kernels.pairwise import MIN_COLUMNS, Packed, compiled_form, pack, pack_rows, pack_sums
 from dkrr.linalg.blocks import FloatMatrix, FloatVector
-from dkrr.linalg.passes import ROW_MULTIPLE, Operand, Operands, Pass, RowRanges, is_here
 from dkrr.linalg.primal_passes import DatasetRows
 from dkrr.linalg.products import Precision, block_strips
-from dkrr.linalg.workspace import Workspace
+from dkrr.linalg.workspace import ROW_MULTIPLE, Operand, Operands, Pass, RowRanges, Workspace, is_here
 from dkrr.tiles.blas import potrf
 
 EPS = float(np.finfo(np.float64).eps)
@@ -286,7 +285,7 @@ class CentreProducts:
             if packed is not None:
                 _add_compiled(packed, p, y, weight, total)
                 continue
-            for rows, values in block_strips(self.kernel, used.x, centers, num_rows=strip_rows(len(centers))):
+            for rows, _, values in block_strips(self.kernel, used.x, centers, num_rows=strip_rows(len(centers))):
                 entries = np.abs(values, out=values) if absolute else values
                 v = y[rows] if p is None else y[rows] - entries @ p
                 total += entries.T @ (weight[rows, None] * v)

@@ -11,7 +11,7 @@ s^T u = 0:
 
     P A P u = P S Y,    P = I - s s^T / s^T s,    b = s^T (S Y - A u) / s^T s
 
-This is the bordered system of :mod:`dkrr.linalg.targets` with b eliminated, and P A P is positive definite in the
+This is the bordered system of :mod:`dkrr.linalg.blocks` with b eliminated, and P A P is positive definite in the
 plane, its eigenvalues within those of A. The residual of an iterate is P (S Y - A u) = S Y - A u - b s with the best b
 for this u: the residual of the bordered system itself. So ``tol``, restarts, checkpoints and warm starts mean what they
 mean without an intercept, and no column is solved for besides the targets. (With v = A^-1 s as one more column its

@@ -69,12 +69,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset
-from dkrr.dataset.destination import storage_errors
 from dkrr.engine.machine import single_blas_thread
 from dkrr.engine.tasks import RunSummary
 from dkrr.errors import ConvergenceError, DataError, NotPositiveDefiniteError, ParameterError
 from dkrr.kernels import Kernel
-from dkrr.linalg.blocks import FloatMatrix, FloatVector, Indices, ratio
+from dkrr.linalg.blocks import (
+    Centring,
+    FloatMatrix,
+    FloatVector,
+    Indices,
+    centre_dataset,
+    offset_of,
+    ratio,
+    target_alphas,
+    total_weight,
+)
 from dkrr.linalg.catalogue import FORMAT_VERSION, KERNEL_VERSION, key_of
 from dkrr.linalg.centres import (
     CenterFactor,
@@ -85,18 +94,15 @@ from dkrr.linalg.centres import (
     solve_lower,
 )
 from dkrr.linalg.cg import CGState, Checkpoint, Identity, conjugate_gradients
-from dkrr.linalg.gram import rows_of
 from dkrr.linalg.leave_one_out import LeaveOneOut
-from dkrr.linalg.operators import read_rows
-from dkrr.linalg.passes import check_task_memory, resumable_folder
+from dkrr.linalg.operators import read_rows, rows_of
 from dkrr.linalg.primal import Equations, left_out
 from dkrr.linalg.primal_passes import CentreFeatures, DatasetRows, FeatureRows, MemoryRows
 from dkrr.linalg.products import Precision, is_nonnegative
 from dkrr.linalg.rpcholesky import pivot_rows
 from dkrr.linalg.solution import IterativeSettings, NystromSettings, Solution
-from dkrr.linalg.targets import Centring, centre_dataset, offset_of, target_alphas, total_weight
-from dkrr.linalg.workspace import BARE_BYTES, BASELINE_BYTES, Workspace
-from dkrr.store.files import place, remove_array
+from dkrr.linalg.workspace import BARE_BYTES, BASELINE_BYTES, Workspace, check_task_memory, resumable_folder
+from dkrr.store.files import place, remove_array, storage_errors
 from dkrr.tiles.blas import potrf
 
 CANDIDATE_BYTES = 1 << 30

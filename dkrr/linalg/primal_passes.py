@@ -11,7 +11,7 @@ method ``design(x, operands)`` that gives F of a few rows. F (n, D) is never in 
 are taken minus a *shift* and means, fixed before the pass, so that large means do not swallow what differs from row to
 row.
 
-Each is a :class:`~dkrr.linalg.passes.Pass`: rows in memory of this process are one range, others up to 64 of whole
+Each is a :class:`~dkrr.linalg.workspace.Pass`: rows in memory of this process are one range, others up to 64 of whole
 chunks, which depend on n, d and D alone. Where D is large G is cut into tiles, one task for a tile of a range. The sums
 are kept until the fit is over under a name made of what decides them, so that a fit that was interrupted goes on.
 
@@ -42,13 +42,11 @@ from dkrr.errors import DamagedChunkError, DataError
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import mirror
 from dkrr.kernels.features import FeatureMap, not_finite
-from dkrr.linalg.blocks import FloatMatrix, FloatVector
+from dkrr.linalg.blocks import Centring, FloatMatrix, FloatVector, centre_dataset, centre_targets
 from dkrr.linalg.catalogue import key_of
 from dkrr.linalg.leave_one_out import MIN_SHARE
 from dkrr.linalg.operators import Rows
-from dkrr.linalg.passes import ROW_MULTIPLE, Operands, Pass, RowRanges
-from dkrr.linalg.targets import Centring, centre_dataset, centre_targets
-from dkrr.linalg.workspace import Workspace
+from dkrr.linalg.workspace import ROW_MULTIPLE, Operands, Pass, RowRanges, Workspace
 from dkrr.tiles import TileGrid
 from dkrr.tiles.blas import buffer, gemm_nt, gemm_tn, syrk, syrk_tn, trsm_right
 

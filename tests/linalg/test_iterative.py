@@ -18,8 +18,7 @@ from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.cg import Checkpoint, Identity, conjugate_gradients
 from dkrr.linalg.cg_solver import CGSolver, PreparedCG
-from dkrr.linalg.cholesky import factorise
-from dkrr.linalg.direct import CholeskySolver
+from dkrr.linalg.direct import CholeskySolver, factorise
 from dkrr.linalg.factor_precondition import FactorPreconditioner, float32_factor
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.solution import IterativeSettings, Solution

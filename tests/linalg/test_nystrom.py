@@ -19,8 +19,9 @@ from dkrr.errors import (
     PlanRefusedError,
 )
 from dkrr.kernels import Kernel, make_kernel
-from dkrr.linalg import centres, passes
+from dkrr.linalg import centres
 from dkrr.linalg import nystrom as nystrom
+from dkrr.linalg import workspace as passes
 from dkrr.linalg.nystrom import NystromResult, fit_nystrom, nystrom_leave_one_out
 from dkrr.linalg.solution import IterativeSettings, NystromSettings
 from dkrr.linalg.workspace import Workspace

@@ -207,7 +207,7 @@ def test_what_cannot_be_done_is_refused_in_memory_and_on_disk(
 
 
 def test_workers_that_are_too_small_are_refused_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dkrr.linalg.passes.memory_limit_of", lambda executor: 100 << 20)
+    monkeypatch.setattr("dkrr.linalg.workspace.memory_limit_of", lambda executor: 100 << 20)
     with pytest.raises(PlanRefusedError, match="4 features takes"):
         fitted(ingest(X, tmp_path / "rows.zarr", y=Y), kernel_of("linear", 4), 1.0, tmp_path)
 
