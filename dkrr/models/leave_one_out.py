@@ -45,8 +45,8 @@ from dkrr.linalg.dense import dense_diagonals
 from dkrr.linalg.direct import CholeskyFactor
 from dkrr.linalg.leave_one_out import LeaveOneOut, loo_from_diagonal, unscaled
 from dkrr.linalg.matmul import OperatorProduct
-from dkrr.linalg.nystrom import nystrom_leave_one_out, read_rows
-from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.nystrom import nystrom_leave_one_out
+from dkrr.linalg.operators import RidgeOperator, read_rows
 from dkrr.linalg.primal import array_source, primal_leave_one_out, stored_source
 from dkrr.linalg.triangular import forget_inverse_diagonal, inverse_diagonal, inverse_room
 from dkrr.linalg.workspace import Workspace, choose_gram
