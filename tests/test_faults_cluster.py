@@ -219,7 +219,7 @@ def test_a_writer_that_wakes_up_after_all_is_done_writes_the_same_bytes(tmp_path
     system = operator(data)
     code = (
         "import sys\nfrom pathlib import Path\nfrom dkrr.dataset import open_dataset\n"
-        "from dkrr.engine.tasks import InProcessExecutor\nfrom dkrr.linalg.cholesky import factorise\n"
+        "from dkrr.engine.tasks import InProcessExecutor\nfrom dkrr.linalg.direct import factorise\n"
         "from dkrr.tiles import TileMatrix\nfrom tests.linalg.helpers import operator\n"
         "system = operator(open_dataset(sys.argv[1]))\n"
         "factor = TileMatrix.create(sys.argv[2], system.grid, dtype='float64')\n"
