@@ -150,7 +150,7 @@ def test_told_to_stop_it_is_requeued_and_goes_on(slurm: Slurm, tmp_path: Path) -
     job = ByHandJob(tmp_path / "job", "", n=700)
     command = ["sbatch", "--parsable", "--mem-per-cpu=1100M", str(SCRIPT), job.file.name]
     options = {"DKRR_BIN": str(programs(tmp_path / "bin")), "DKRR_MEMORY": "1GiB"}
-    slowly = "cholesky.tile.after_compute:1:sleep=0.1"
+    slowly = "compute.cholesky.tile:1:sleep=0.1"
     number = slurm.run(*command, cwd=job.folder, DKRR_FAILPOINTS=slowly, **options)
     log = job.folder / f"dkrr-{number}.log"
     wait_until(lambda: len(job.tiles()) >= 5 or slurm.job(number).get("JobState") in OVER, 120)
