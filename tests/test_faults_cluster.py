@@ -395,13 +395,13 @@ def test_a_stopped_command_is_replaced_and_then_ends_with_8(expected: Any, tmp_p
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("1:enospc", f"about {NUM_TILES * (8 * TILE**2 + 4):,} bytes are still to be written"),
-        ("1:memoryerror", f"tiles of {TILE}: set tile_size = {TILE // 2}"),
+        ("enospc", f"about {NUM_TILES * (8 * TILE**2 + 4):,} bytes are still to be written"),
+        ("memoryerror", f"tiles of {TILE}: set tile_size = {TILE // 2}"),
     ],
 )
 def test_what_does_not_suffice_ends_with_3_and_what_would(fault: str, said: str, expected: Any, tmp_path: Path) -> None:
     job = Job(tmp_path / "job")
-    ended = job.command(failpoints=f"compute.cholesky.tile:{fault}").run()
+    ended = job.command(failpoints=f"compute.cholesky.tile:1:{fault}").run()
     assert ended.code == 3, ended.err
     assert said in ended.err
     ended = job.command().run()
