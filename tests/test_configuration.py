@@ -10,7 +10,7 @@ import dask
 import pytest
 import yaml
 
-from dkrr.engine.configuration import TIMEOUTS, cluster_defaults, timeout_seconds
+from dkrr.engine.configuration import TIMEOUTS, timeout_seconds
 from dkrr.errors import DkrrError, JobFileError, ParameterError
 from dkrr.jobs.spec import ClusterSpec, JobSpec
 
@@ -21,12 +21,6 @@ ADDRESS = "tls://scheduler:8786"
 
 def configured(**tables: Any) -> Any:
     return dask.config.set({"dkrr": tables})
-
-
-def test_nothing_is_needed() -> None:
-    assert {name: timeout_seconds(name) for name in TIMEOUTS} == TIMEOUTS
-    assert cluster_defaults(ClusterSpec.model_fields) == {}
-    assert JobSpec.from_dict(DATA).cluster == ClusterSpec()
 
 
 def test_a_timeout() -> None:

@@ -10,7 +10,6 @@ from sklearn.linear_model import Ridge
 
 import dkrr
 from dkrr import KernelRidge
-from tests.reference import dense_bordered
 
 RNG = np.random.default_rng(5)
 N = 300
@@ -30,30 +29,6 @@ WAYS: dict[str, tuple[dict[str, Any], float]] = {
     "cg": ({"solver": "cg", "tol": 1e-11}, 1e-8),
     "nystrom": ({"solver": "nystrom", "tol": 1e-11, "solver_params": {"num_centers": 257}}, 1e-7),
 }
-
-
-def expected(weight: np.ndarray | None, alpha: Any = 0.1, y: np.ndarray = Y) -> tuple[np.ndarray, np.ndarray]:
-    """Coefficients and predictions at Z of a dense solve."""
-    dual_coef, b = dense_bordered(KERNEL(X, X), y, alpha, weight)
-    return dual_coef, KERNEL(Z, X) @ dual_coef + b
-
-
-@pytest.mark.parametrize("options", [{}, {"tile_size": 90}, {"solver": "cg"}], ids=str)
-def test_a_precomputed_matrix(options: dict[str, Any]) -> None:
-    est = KernelRidge(alpha=0.1, kernel="precomputed", fit_intercept=True, **options)
-    est.fit(KERNEL(X, X), Y, sample_weight=WEIGHT)
-    np.testing.assert_allclose(est.predict(KERNEL(Z, X)), expected(WEIGHT)[1], rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("options", [{"solver": "cg"}, {"precision": "mixed", "tile_size": 90}], ids=str)
-def test_a_warm_start_begins_where_the_last_fit_ended(options: dict[str, Any]) -> None:
-    est = KernelRidge(**RBF, **options, warm_start=True).fit(X[:280], Y[:280])
-    assert est.fit(X[:280], Y[:280]).solution_.num_iterations == 0
-    est.fit(X, Y)  # appended rows: the coefficients of the first ones are where it begins
-    np.testing.assert_allclose(est.predict(Z), expected(None)[1], rtol=0, atol=1e-5)
-    # fewer rows, or other targets: nothing to begin with
-    assert est.fit(X[:200], Y[:200]).dual_coef_.shape == (200, 2)
-    assert est.fit(X[:200], Y[:200, 0]).dual_coef_.shape == (200,)
 
 
 # --- what an intercept is ---------------------------------------------------------------------------------------------

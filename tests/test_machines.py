@@ -24,7 +24,6 @@ from dkrr import (
     KernelHuberRegressor,
     KernelLogisticRegression,
     KernelQuantileRegressor,
-    KernelRidge,
     KernelSVC,
     KernelSVR,
     ParameterError,
@@ -138,16 +137,6 @@ def test_quantiles_are_columns() -> None:
 
 
 # --- what the parameters mean ----------------------------------------------------------------------------------------
-
-
-def test_alpha_is_that_of_kernel_ridge() -> None:
-    ridge = KernelRidge(0.3, kernel="rbf", fit_intercept=True).fit(X, Y, WEIGHT)
-    huber = KernelHuberRegressor(epsilon=1e6, alpha=0.3, tol=TIGHT).fit(X, Y, WEIGHT)
-    np.testing.assert_allclose(huber.predict(Z), ridge.predict(Z), **CLOSE)
-    ridge = KernelRidge(0.25, kernel="rbf", fit_intercept=True).fit(X, Y)
-    squared = KernelSVR(2.0, epsilon=0.0, loss="squared_epsilon_insensitive", tol=TIGHT).fit(X, Y)  # C = 1 / (2 alpha)
-    np.testing.assert_allclose(squared.predict(Z), ridge.predict(Z), **CLOSE)
-    assert squared._model.provenance["alpha"] == [0.25]
 
 
 @pytest.mark.parametrize("class_weight", ["balanced", {"yes": 3.0}, {"yes": 0.5, "no": 2.0}])
@@ -301,11 +290,3 @@ def test_bad_input(name: str) -> None:
     estimator, given, error, message = BAD[name]
     with pytest.raises(error, match=message):
         clone(estimator).fit(*given)
-
-
-def test_bad_rows_to_predict() -> None:
-    estimator = KernelSVC().fit(X, TWO)
-    with pytest.raises(ValueError, match="X has 2 features, but KernelSVC is expecting 3"):
-        estimator.predict(X[:, :2])
-    with pytest.raises(DataError, match="row 0, column 1"):
-        estimator.decision_function([[0.0, np.nan, 0.0]])

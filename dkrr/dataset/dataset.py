@@ -181,6 +181,19 @@ class Dataset:
         return len(self.target_names)
 
     @property
+    def targets(self) -> RowArray:
+        """y (n, t), for what cannot do without.
+
+        Raises
+        ------
+        DataError
+            There is none.
+        """
+        if self.y is None:
+            raise DataError(f"{self.path} has no target", hint="name one: [data] target = [-1]")
+        return self.y
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Names of the features that somebody gave; () where there are none."""
         return () if "feature_names" in self.made_up else self.feature_names

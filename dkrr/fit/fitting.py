@@ -48,7 +48,7 @@ from dkrr.errors import (
 )
 from dkrr.fit.choices import FitSettings
 from dkrr.fit.plan import Decision
-from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector
+from dkrr.linalg.blocks import BlockColumns, FloatMatrix
 from dkrr.linalg.catalogue import FrozenCenter, ancestors, choose_center, continue_lineage, gram_fields, key_of
 from dkrr.linalg.cg_solver import CGSolver
 from dkrr.linalg.direct import CholeskySolver
@@ -65,18 +65,6 @@ from dkrr.store.failpoints import failpoint
 from dkrr.store.files import place, read_json, remove_array, write_json
 from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileGrid, TileMatrix
-
-__all__ = [
-    "FitResult",
-    "FitSettings",
-    "center_of_lineage",
-    "fit_rows",
-    "residual_norm",
-    "ridge_operator",
-    "stored_gram",
-    "with_lineage",
-    "write_rows",
-]
 
 logger = logging.getLogger("dkrr.fitting")
 
@@ -174,7 +162,7 @@ def fit_rows(
             attempts.clear(solve.store, exc)
             raise
         remove_array(solve.store)
-        attempts.end()
+        remove_array(attempts.location)
 
 
 def _scaled_start(dataset: Dataset, dual_coef: FloatMatrix) -> FloatMatrix:
@@ -262,14 +250,14 @@ class _Solve:
         # no Gram matrix is made for a start that is good already
         has_gram = gram is not None and read_json(gram.location, "zarr.json") is not None
         dual_coef, solution = self._coefficients(), self._combined()
-        if operator.kernel is not None and operator.rows is not None and dataset.y is not None:
+        if operator.kernel is not None and operator.rows is not None:
             center = operator.rows.center
             check_training_rows(
                 operator.kernel,
                 dataset.X,
                 dual_coef,
                 None if center is None else np.asarray(center),
-                y=dataset.y,
+                y=dataset.targets,
                 weight=dataset.weight,
                 alpha=np.asarray(self.alphas),
                 intercept=self.intercept,
@@ -315,7 +303,10 @@ class _Solve:
             factor = CholeskySolver(precision=settings.precision).prepare(source, workspace, **self.digests)
             self.located.append(lambda: factor.factor.location)
             rhs = self.right_hand_sides(targets, place(self.store, own))
-            self._take(targets, *factor.solve(rhs, bordered=settings.fit_intercept))
+            u, solution, intercept = factor.solve(rhs, bordered=settings.fit_intercept)
+            self.solved.append((targets, u, solution))
+            if self.intercept is not None:
+                self.intercept[targets] += intercept
             return
         mixed = CGSolver(settings=settings.iterative, float32_factor=True, accept_limit=True).prepare(
             source, workspace, **self.digests, ready=ready
@@ -334,21 +325,14 @@ class _Solve:
 
     def _settle(self, targets: list[int], rhs: BlockColumns, u: BlockColumns, solution: Solution) -> None:
         """Keep the answer of an iteration; with an intercept, find that and the residual of the whole system."""
-        intercept = np.zeros(len(targets))
-        if self.settings.fit_intercept:
+        if self.intercept is not None:  # that of centred targets is known
             operator, alpha = self.operator, np.array([self.alphas[k] for k in targets])
             norms = residual_norms(
                 operator, rhs, u, self.workspace, rhs.array.store, alpha=alpha, normal=operator.normal()
             )
-            intercept = norms.intercept
+            self.intercept[targets] += norms.intercept
             solution = replace(solution, relative_residual=norms.relative_residual, backward_error=norms.backward_error)
-        self._take(targets, u, solution, intercept)
-
-    def _take(self, targets: list[int], u: BlockColumns, solution: Solution, intercept: FloatVector) -> None:
-        """Keep an answer; its intercept is that of centred targets."""
         self.solved.append((targets, u, solution))
-        if self.intercept is not None:
-            self.intercept[targets] += intercept
 
     def _coefficients(self) -> RowArray:
         """dual_coef = S u (n, t)."""
@@ -451,11 +435,10 @@ def write_rows(location: str, name: str, values: FloatMatrix) -> None:
 
 def residual_norm(dataset: Dataset, solution: Solution, intercept: NDArray[np.float64] | None) -> NDArray[np.float64]:
     """The 2-norm (t,) of R = S Y - S b - A u, which is the relative residual times |S (Y - b)|."""
-    assert dataset.y is not None  # noqa: S101  (narrows the type)
     squares = np.zeros(dataset.num_targets)
     with np.errstate(over="ignore"):  # so large a norm allows anything
-        for start, stop in dataset.y.blocks():
-            y = dataset.y.read(start, stop) - (0.0 if intercept is None else intercept)
+        for start, stop in dataset.targets.blocks():
+            y = dataset.targets.read(start, stop) - (0.0 if intercept is None else intercept)
             root = 1.0 if dataset.weight is None else np.sqrt(dataset.weight.read(start, stop))
             squares += np.square(root * y).sum(axis=0)
     relative, norm = np.asarray(solution.relative_residual), np.sqrt(squares)
@@ -502,7 +485,6 @@ class _Attempts:
         workspace: Workspace,
     ) -> None:
         self.first, self.ways, self.workspace = first, ways, workspace
-        self.num_rows = dataset.num_rows
         fields = {
             "kernel": None if first.kernel is None else first.kernel.to_dict(),
             "rows_digest": source_digest or dataset.digest,
@@ -559,25 +541,18 @@ class _Attempts:
         given_up = self.workspace.given_up
         if not given_up or not way.iterates:
             return None
-        try:
+        found = None
+        with contextlib.suppress(StoreError):  # nothing had iterated, or it is damaged: the next way begins at zero
             rows = RowArray.open(self.location, START)
             found = rows.read(0, rows.num_rows)
-        except StoreError:  # nothing had iterated, or it is damaged: the next way begins at zero
-            return None
-        n = self.num_rows
-        self.workspace.reused["start"] = {
-            "rows": n,
-            "of_rows": n,
-            "source": f"the iterate of {given_up[-1]['way']}",
-        }
+            source = f"the iterate of {given_up[-1]['way']}"
+            self.workspace.reused["start"] = {"rows": rows.num_rows, "of_rows": rows.num_rows, "source": source}
         return found
 
     def told(self, solution: Solution) -> Solution:
         """The solution with what was given up before it."""
-        if not self.workspace.given_up:
-            return solution
-        told = f"{self._sentences()}: {solution.message}"
-        return replace(solution, message=told, given_up=list(self.workspace.given_up))
+        message = ": ".join(filter(None, (self._sentences(), solution.message)))
+        return replace(solution, message=message, given_up=list(self.workspace.given_up))
 
     def clear(self, solve_store: str, error: DkrrError) -> None:
         """A rerun must not find the blocks of a wrong or damaged answer valid, nor the state of a hopeless iteration.
@@ -586,11 +561,7 @@ class _Attempts:
         """
         if not isinstance(error, ConvergenceError) or error.stagnated:
             remove_array(solve_store)
-            self.end()
-
-    def end(self) -> None:
-        """Remove what the ways shared."""
-        remove_array(self.location)
+            remove_array(self.location)
 
     def _sentences(self) -> str:
         return "; ".join(str(item["sentence"]) for item in self.workspace.given_up)

@@ -54,23 +54,6 @@ from dkrr.store.files import (
 )
 from dkrr.tiles import TileGrid, TileMatrix
 
-__all__ = [
-    "TemporaryStore",
-    "check_disk",
-    "check_given",
-    "find_dataset",
-    "find_executor",
-    "free_bytes",
-    "given_rows",
-    "given_tiles",
-    "nothing_new",
-    "present_bytes",
-    "resolve_tile_size",
-    "rows_on_disk",
-    "source_table",
-    "temporary_folder",
-]
-
 
 @contextlib.contextmanager
 def find_executor(num_rows: int, max_in_process_rows: int) -> Iterator[Executor]:
@@ -209,23 +192,15 @@ def _parts(dataset: Dataset, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]
 
 def _named_by_content(dataset: Dataset) -> Dataset:
     """The same rows under a name made of their digests; objects are copied by their store, and the metadata last."""
-    root = local_root(dataset.path)
     digests = [digest[:40] for digest in (dataset.digest, dataset.digest_y, dataset.digest_weight) if digest]
-    name = "-".join(digests) + ("-1d" if dataset.y_is_1d else "") + ".zarr"
-    if root is None:
-        location = join(parent_of(dataset.path), name)
-        if read_json(location, "zarr.json") is None:
-            copy_tree(dataset.path, location)
-        remove_array(dataset.path)
-        return open_dataset(location)
-    target = root.with_name(name)
-    try:
-        os.rename(root, target)
-    except OSError:  # another fit of the same rows was first
-        found = open_dataset(str(target))
-        remove_array(dataset.path)
-        return found
-    return open_dataset(str(target))
+    location = join(parent_of(dataset.path), "-".join(digests) + ("-1d" if dataset.y_is_1d else "") + ".zarr")
+    if not is_url(location):
+        with contextlib.suppress(OSError):  # another fit of the same rows was first
+            os.rename(dataset.path, location)
+    elif read_json(location, "zarr.json") is None:
+        copy_tree(dataset.path, location)
+    remove_array(dataset.path)
+    return open_dataset(location)
 
 
 @contextlib.contextmanager
@@ -440,32 +415,23 @@ def temporary_folder(needed_bytes: int = 0) -> str:
     candidates = [configured] if configured else [tempfile.gettempdir(), "/var/tmp", os.getcwd()]  # noqa: S108  (a check)
     reasons = []
     for base in dict.fromkeys(map(str, candidates)):
-        reason = _reason_against(Path(base), needed_bytes, make=configured is not None)
-        if not reason:
+        try:
+            Path(base).mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(base).free if os.access(base, os.W_OK | os.X_OK) else -1
+        except OSError:
+            free = -1
+        said = "cannot be written" if free < 0 else f"has {free:,} bytes free"
+        if (kind := file_system(Path(base))) in MEMORY_FILE_SYSTEMS:
+            free = min(free, int(SHARE_OF_FREE_MEMORY * free_memory_bytes()))
+            said = f"is in memory ({kind}) and may take {free:,} bytes"
+        if needed_bytes <= free:
             return tempfile.mkdtemp(prefix="dkrr-", dir=base)
-        reasons.append(f"{base} {reason}")
+        reasons.append(f"{base} {said}")
     raise StorageFullError(
         f"a temporary store needs {needed_bytes:,} bytes: {'; '.join(reasons)}",
         hint="set Dask's temporary-directory to a disk with room, or give store=",
         needed=needed_bytes,
     )
-
-
-def _reason_against(base: Path, needed_bytes: int, *, make: bool) -> str:
-    """Why a store of that size cannot be in ``base``; "" when it can."""
-    try:
-        if make:
-            base.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(base).free
-    except OSError as exc:
-        return f"cannot be used ({exc.strerror})"
-    if not os.access(base, os.W_OK | os.X_OK):
-        return "cannot be written"
-    kind = file_system(base)
-    if kind in MEMORY_FILE_SYSTEMS:
-        free = min(free, int(SHARE_OF_FREE_MEMORY * free_memory_bytes()))
-        return "" if needed_bytes <= free else f"is in memory ({kind}) and may take {free:,} bytes"
-    return "" if needed_bytes <= free else f"has {free:,} bytes free"
 
 
 def file_system(path: Path) -> str:

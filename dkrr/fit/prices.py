@@ -15,8 +15,7 @@ from math import ceil
 
 from dkrr.errors import MemoryBudgetError, ParameterError
 from dkrr.fit.choices import Candidate, Iterations, Limits, Problem, SolverChoice, Way, ranks_of
-from dkrr.fit.rates import Machine, itemsize
-from dkrr.fit.schedule import TileSeconds, at_most, choose_split, choose_tiles, simulate
+from dkrr.fit.rates import Machine, TileSeconds, at_most, choose_split, choose_tiles, itemsize, simulate
 from dkrr.fit.trial import Trial
 from dkrr.linalg.decomposition import MAX_FREE
 from dkrr.linalg.direct import inverse_room, panel_width
@@ -30,19 +29,6 @@ from dkrr.linalg.primal import primal_bytes
 from dkrr.linalg.products import BLOCK_ROWS, entry_nanoseconds, is_compiled, super_blocks
 from dkrr.linalg.workspace import BARE_BYTES, BASELINE_BYTES, choose_tile_size, task_bytes
 from dkrr.tiles import TileGrid
-
-__all__ = [
-    "CLIENT_BYTES",
-    "DECOMPOSITION_PASSES",
-    "DISK_RESERVE_BYTES",
-    "NEWTON_PRODUCTS",
-    "factorise_seconds",
-    "loss_candidate",
-    "pass_seconds",
-    "priced_way",
-    "tiles_bytes",
-    "with_leave_one_out",
-]
 
 # a left-looking factorisation against gemm alone: short sums, triangles, and the end, when tiles are few
 CHOLESKY_EFFICIENCY = 0.8

@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import ceil, log, log2
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,8 +47,6 @@ from dkrr.linalg.gram import rows_of
 from dkrr.linalg.nystrom import read_rows
 from dkrr.linalg.products import kernel_product
 from dkrr.linalg.rpcholesky import pivot_rows
-
-__all__ = ["Trial", "extrapolate", "sample_trial"]
 
 FloatArray = NDArray[np.float64]
 
@@ -183,7 +181,14 @@ class Trial:
         columns, t = np.ascontiguousarray(factor[:, part]), rhs.shape[1]
         cases = [(rank, value) for rank in ranks for value in (alpha, scaled)]
         gram = columns @ columns.T
-        inner = [_shifted(gram[:rank, :rank], value) if rank else None for rank, value in cases]
+        # F^T F + alpha I, or with the shift below which there is no factor
+        floor = len(columns) * float(np.finfo(np.float64).eps) * float(np.linalg.norm(gram, 1)) if len(columns) else 0.0
+        inner = [
+            cho_factor(gram[:rank, :rank] + max(value, floor, 1e-300) * np.eye(rank), check_finite=False)
+            if rank
+            else None
+            for rank, value in cases
+        ]
         alphas = np.repeat([value for _, value in cases], t)
 
         def apply(r: FloatArray, active: NDArray[np.int64]) -> FloatArray:
@@ -287,13 +292,6 @@ class Trial:
         return float(_iterate(matrix, np.full(rhs.shape[1], alpha), rhs, apply, tol, self.seconds / 3).max())
 
 
-def _shifted(gram: FloatArray, alpha: float) -> Any:
-    """Cholesky factor of F^T F + alpha I, or with the shift below which there is none."""
-    rank = len(gram)
-    floor = rank * float(np.finfo(np.float64).eps) * float(np.linalg.norm(gram, 1))
-    return cho_factor(gram + max(alpha, floor, 1e-300) * np.eye(rank), check_finite=False)
-
-
 def _iterate(
     matrix: FloatArray,
     alpha: FloatArray,
@@ -352,9 +350,8 @@ def sample_trial(dataset: Dataset, kernel: Kernel, seconds: float, *, seed: int 
     order = np.argsort(chosen)
     place = np.argsort(order)
     size = min(size, max(1, len(chosen) // 2)) if len(chosen) < n or n > size else len(chosen)
-    assert dataset.y is not None  # noqa: S101  (narrows the type)
     x = read_rows(dataset.X, chosen[order], rows_of(dataset, kernel).center)[place]
-    targets, weight = read_rows(dataset.y, chosen[order])[place[:size]], None
+    targets, weight = read_rows(dataset.targets, chosen[order])[place[:size]], None
     if dataset.weight is not None:
         weight = np.sqrt(read_rows(dataset.weight, chosen[order])[place, 0])
         targets = targets * weight[:size, None]

@@ -37,10 +37,9 @@ from dkrr.linalg.catalogue import Ancestor, ancestors, record_rows
 from dkrr.linalg.loss import make_loss
 from dkrr.linalg.solution import NystromSettings, Solution
 from dkrr.linalg.workspace import Workspace
-from dkrr.models.leave_one_out import factor_settings, leave_one_out_rows
 from dkrr.models.model import Model, load_model
 from dkrr.models.prediction import LOWER_IS_BETTER, Score, score_dataset
-from dkrr.models.tiled import Solved, solve_rows
+from dkrr.models.tiled import Solved, factor_settings, leave_one_out_rows, solve_rows
 from dkrr.models.uncertainty import loo_quantiles
 from dkrr.models.validation import check_target_sizes
 from dkrr.store.files import delete_key, list_entries, place, remove_array, write_json
@@ -240,7 +239,7 @@ def _leave_out(
 
     Cost
     ----
-    That of :func:`dkrr.models.leave_one_out.leave_one_out_rows`: n^3 / 3 flops from a float64 factor.
+    That of :func:`dkrr.models.tiled.leave_one_out_rows`: n^3 / 3 flops from a float64 factor.
     """
     assert job.evaluate is not None  # noqa: S101  (narrows the type)
     assert fitted.settings is not None  # noqa: S101  (narrows the type)

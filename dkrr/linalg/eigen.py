@@ -189,21 +189,16 @@ class EigenRidge:
 
     def predict(self, projected: Floats, alphas: Floats) -> Floats:
         """Predictions (z, t, k) for points z given by :meth:`project`. 2 z m t k flops."""
-        return self._predict(projected, self.inverse(alphas), self.rhs)
-
-    def _predict(self, projected: Floats, inverse: Floats, rhs: Floats) -> Floats:
-        inner, intercept = self._inner(inverse, rhs)
+        inner, intercept = self._inner(self.inverse(alphas), self.rhs)
         values = projected @ inner.reshape(self.num_rows, -1)
         shifted: Floats = values.reshape(len(projected), *intercept.shape) + (intercept + self.offset[:, None])
         return shifted
 
-    def leave_fold_out(
-        self, rows: NDArray[np.intp], alphas: Floats, projected: Floats | None = None
-    ) -> tuple[Floats, Floats | None]:
-        """Residuals (f, t, k) of rows F, and predictions (z, t, k) of further points, by fits without the rows F.
+    def leave_fold_out(self, rows: NDArray[np.intp], alphas: Floats) -> Floats:
+        """Residuals (f, t, k) of rows F by fits without them.
 
-        With c = ((A^-1)_FF)^-1 u_F the residuals of F are c / s_F, and the fit without F is that of the right-hand
-        side S y - E_F c. With an intercept (A^-1)_FF is a block of the bordered inverse, less v_F v_F^T / sigma.
+        With c = ((A^-1)_FF)^-1 u_F they are c / s_F. With an intercept (A^-1)_FF is a block of the bordered inverse,
+        less v_F v_F^T / sigma.
 
         Cost
         ----
@@ -222,12 +217,7 @@ class EigenRidge:
                 border = v[rows, number] / np.sqrt(sigma[number])
                 block -= np.outer(border, border)
             removed[:, :, number] = _solve_block(block, u[rows, :, number], alpha)
-        predictions = None
-        if projected is not None:
-            shape = removed.shape
-            moved = (vectors.T @ removed.reshape(len(rows), -1)).reshape(-1, *shape[1:])
-            predictions = self._predict(projected, inverse, self.rhs - moved)
-        return removed / self.root[rows][:, None, None], predictions
+        return np.asarray(removed / self.root[rows][:, None, None])
 
 
 def _solve_block(block: Floats, rhs: Floats, alpha: float) -> Any:

@@ -85,17 +85,15 @@ def _refuse_what_is_there(path: Any, *, overwrite: bool) -> None:
 
 def _require_model(path: Any) -> dict[str, Any]:
     document = read_json(path, "zarr.json")
-    if document is None and any(read_json(path, old) is not None for old in (".zgroup", ".zarray")):
-        raise StoreError(f"{path} is Zarr format 2; format 3 expected", hint="only models of dkrr are read")
-    is_group = isinstance(document, dict) and (document.get("node_type"), document.get("zarr_format")) == ("group", 3)
+    is_group = isinstance(document, dict) and document.get("node_type") == "group"
     attributes = document.get("attributes") if is_group and document is not None else None
     if not isinstance(attributes, dict) or attributes.get("format") != FORMAT:
         found = f" (format {attributes.get('format')!r})" if isinstance(attributes, dict) else ""
         raise StoreError(f"{path} is not a model of dkrr{found}", hint="check the path")
-    version = attributes.get("format_version")
-    if version != FORMAT_VERSION:
+    if attributes.get("format_version") != FORMAT_VERSION:
         raise StoreError(
-            f"{path} has model format version {version}; this dkrr reads version {FORMAT_VERSION}",
+            f"{path} has model format version {attributes.get('format_version')}; this dkrr reads version "
+            f"{FORMAT_VERSION}",
             hint="install a newer dkrr, or save the model again",
         )
     return attributes
@@ -656,11 +654,10 @@ def _from_attributes(path: Any, attributes: dict[str, Any], digest: str) -> Mode
         digest=digest,
         **found,
     )
-    rows = model.num_rows if model.x_fit is None else model.x_fit.num_rows
-    rows = rows if model.features is None else model.features.num_features
+    basis = model.x_fit if model.features is None else model.features
+    rows = getattr(basis, "num_rows", getattr(basis, "num_features", model.num_rows))
     if rows != model.num_rows:
-        what = "training rows" if model.features is None else "features"
-        raise ValueError(f"{rows} {what}, {model.num_rows} coefficients")
+        raise ValueError(f"{rows} training rows or features, {model.num_rows} coefficients")
     checked = {name: (found[name], getattr(model, count)) for name, count in VECTORS.items()}
     if model.scaling is not None:
         checked |= {

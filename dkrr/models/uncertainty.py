@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,10 +29,10 @@ from dkrr.linalg.leave_one_out import IntervalMethod, LeaveOneOut, Quantiles, ch
 from dkrr.linalg.predict import RowSource
 from dkrr.linalg.triangular import LowerTiles
 from dkrr.linalg.variance import VarianceSystem, maximum_likelihood_scale
-from dkrr.store.files import is_url
 from dkrr.tiles import TileMatrix
 
 if TYPE_CHECKING:
+    from dkrr.kernels import Kernel
     from dkrr.models.model import Model
 
 
@@ -68,12 +67,6 @@ def target_scale(y: RowSource, dual_coef: RowSource, weight: RowSource | None, *
     """sigma^2 (t,) of a fit, see :func:`~dkrr.linalg.variance.maximum_likelihood_scale`."""
     num = y.num_rows if weight is None else int(np.count_nonzero(weight.read(0, weight.num_rows)))
     return maximum_likelihood_scale(y, dual_coef, num, intercept=intercept)
-
-
-def recorded_factors(store: Any, locations: list[str]) -> dict[str, Any]:
-    """A store and the factors in it as a model remembers them: absolute, wherever it will be opened."""
-    absolute = [str(item) if is_url(item) else str(Path(item).absolute()) for item in (store, *locations)]
-    return {"store": absolute[0], "factors": absolute[1:]}
 
 
 def find_variance_systems(model: Model) -> VarianceSystems:
@@ -130,7 +123,7 @@ def find_variance_systems(model: Model) -> VarianceSystems:
         )
 
     def found(alpha: float) -> VarianceSystem:
-        factor = _find_factor(model, alpha, lambda factor: system(alpha, factor).misfit())
+        factor = _find_factor(model, kernel, alpha, lambda factor: system(alpha, factor).misfit())
         if factor is not None:
             return system(alpha, factor)
         rows = x.read(0, model.num_rows)
@@ -140,7 +133,7 @@ def find_variance_systems(model: Model) -> VarianceSystems:
     return VarianceSystems(tuple(map(found, distinct)), tuple(distinct.index(alpha) for alpha in alphas))
 
 
-def _find_factor(model: Model, alpha: float, misfit: Callable[[TileMatrix], str]) -> TileMatrix | None:
+def _find_factor(model: Model, kernel: Kernel, alpha: float, misfit: Callable[[TileMatrix], str]) -> TileMatrix | None:
     """The stored factor, None where one is made in memory instead.
 
     Raises
@@ -149,10 +142,9 @@ def _find_factor(model: Model, alpha: float, misfit: Callable[[TileMatrix], str]
         There is none, and too many rows to make one in passing.
     """
     facts, n = model.provenance, model.num_rows
-    assert model.kernel is not None  # noqa: S101  (narrows the type)
     try:
         fields = dict(
-            kernel=model.kernel.to_dict(),
+            kernel=kernel.to_dict(),
             center=None if model.center is None else model.center.tolist(),
             n=n,
             alpha=alpha,
@@ -223,7 +215,7 @@ def half_widths(model: Model, coverage: float, method: IntervalMethod, noisy_var
     Parameters
     ----------
     noisy_variance
-        var f / sigma^2 + alpha (m, t); not needed for "jackknife".
+        var f / sigma^2 + alpha (m, t); None for "jackknife".
 
     Raises
     ------
@@ -233,18 +225,16 @@ def half_widths(model: Model, coverage: float, method: IntervalMethod, noisy_var
     check_method(method)
     check_coverage(coverage)
     if method == "gaussian":
-        assert noisy_variance is not None  # noqa: S101  (narrows the type)
-        width: Floats = ndtri((1 + coverage) / 2) * np.sqrt(_sigma2(model, None)) * np.sqrt(noisy_variance)
+        width: Floats = ndtri((1 + coverage) / 2) * np.sqrt(_sigma2(model, None))
+    elif model.quantiles is None:
+        raise ParameterError(
+            f"this model holds no leave-one-out quantiles, which {method!r} intervals rest on",
+            hint="predict_interval of the fitted estimator makes them, [evaluate] intervals = 0.9 in a job does",
+        )
     else:
-        if model.quantiles is None:
-            raise ParameterError(
-                f"this model holds no leave-one-out quantiles, which {method!r} intervals rest on",
-                hint="predict_interval of the fitted estimator makes them, [evaluate] intervals = 0.9 in a job does",
-            )
         width = model.quantiles.half_width(coverage, method)
-        if method == "normalised":
-            assert noisy_variance is not None  # noqa: S101  (narrows the type)
-            width = width * np.sqrt(noisy_variance)
+    if noisy_variance is not None:
+        width = width * np.sqrt(noisy_variance)
     return width if model.scaling is None else width * model.scaling.y_std
 
 

@@ -40,9 +40,8 @@ from dkrr.linalg.fit_losses import fit_losses
 from dkrr.linalg.loss import log_probabilities
 from dkrr.linalg.nystrom import read_rows
 from dkrr.linalg.operators import Rows
-from dkrr.models.tiled import label_targets
-from dkrr.selection.choice import FoldLoss
-from dkrr.selection.likelihood import ALPHA_BOUNDS, Explained, family_kernel
+from dkrr.models.machines import label_targets
+from dkrr.selection.choice import ALPHA_BOUNDS, Explained, FoldLoss, family_kernel
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import read_json, write_json
 
@@ -77,8 +76,6 @@ def draw_subset(dataset: Dataset, num_rows: int, seed: int, location: str) -> Da
     DataError
         The data has no targets, or fewer than two rows of positive weight.
     """
-    if dataset.y is None:
-        raise DataError(f"{dataset.path} has no target", hint="name one: [data] target = [-1]")
     weight, n = dataset.weight, dataset.num_rows
     usable = np.arange(n) if weight is None else np.flatnonzero(weight.read(0, n)[:, 0] > 0)
     if len(usable) < 2:
@@ -87,16 +84,15 @@ def draw_subset(dataset: Dataset, num_rows: int, seed: int, location: str) -> Da
     order = np.argsort(chosen)
     place = np.argsort(order)
     x, y, own = (
-        None if part is None else read_rows(part, chosen[order])[place] for part in (dataset.X, dataset.y, weight)
+        None if part is None else read_rows(part, chosen[order])[place] for part in (dataset.X, dataset.targets, weight)
     )
     return ingest(x, location, y=y, sample_weight=None if own is None else own[:, 0], wait=True)
 
 
 def explained(rows: Dataset, num_rows: int, *, intercept: bool) -> Explained:
     """The first ``num_rows`` rows of a subset."""
-    assert rows.y is not None  # noqa: S101  (narrows the type)
     weight = None if rows.weight is None else rows.weight.read(0, num_rows)[:, 0]
-    return Explained(x=rows.X.read(0, num_rows), y=rows.y.read(0, num_rows), weight=weight, intercept=intercept)
+    return Explained(x=rows.X.read(0, num_rows), y=rows.targets.read(0, num_rows), weight=weight, intercept=intercept)
 
 
 def standard_deviations(rows: Explained) -> Floats:

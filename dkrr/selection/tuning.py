@@ -42,8 +42,15 @@ from dkrr.errors import DataError
 from dkrr.fit.inputs import TemporaryStore, find_dataset, find_executor, rows_on_disk
 from dkrr.linalg.operators import Rows
 from dkrr.linalg.workspace import BASELINE_BYTES
-from dkrr.selection.choice import AS_GOOD, Candidate, TuneResult, TuneSettings, WidthKind, choose_candidates
-from dkrr.selection.likelihood import ALPHA_BOUNDS
+from dkrr.selection.choice import (
+    ALPHA_BOUNDS,
+    AS_GOOD,
+    Candidate,
+    TuneResult,
+    TuneSettings,
+    WidthKind,
+    choose_candidates,
+)
 from dkrr.selection.search import (
     Trial,
     TrialBatch,
@@ -448,7 +455,15 @@ def tune(
         parts = [dataset.digest, dataset.digest_y, dataset.digest_weight, settings.seed, fit_intercept]
         digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
         subset = draw_subset(dataset, most, settings.seed, place(store, "tune", f"{digest}.zarr", f"rows-{most}"))
-        _require_variation(subset, min(settings.search_rows), dataset.target_names)
+        first, names = min(*settings.search_rows, subset.num_rows), dataset.target_names
+        # a likelihood has no best width where every target is constant; one among others that vary does no harm
+        if not np.ptp(subset.targets.read(0, first), axis=0).any():
+            shown = ", ".join(repr(name) for name in names[:4]) + (", ..." if len(names) > 4 else "")
+            raise DataError(
+                f"target{'s' * (len(names) > 1)} {shown} {'are' if len(names) > 1 else 'is'} the same in all {first:,} "
+                "rows that the search begins with: no width predicts it better than another",
+                hint="name another target, or let the search begin with more rows ([tune] search_rows)",
+            )
         limit = memory_limit_of(executor)
         budget = Budget(
             total_seconds=settings.budget_seconds,
@@ -466,16 +481,3 @@ def tune(
             budget=budget,
             progress=progress,
         ).run()
-
-
-def _require_variation(subset: Dataset, num_rows: int, names: Sequence[str]) -> None:
-    """A likelihood has no best width where every target is constant; one among others that vary does no harm."""
-    rows = explained(subset, min(num_rows, subset.num_rows), intercept=False)
-    if np.ptp(rows.y, axis=0).any():
-        return
-    shown = ", ".join(repr(name) for name in names[:4]) + (", ..." if len(names) > 4 else "")
-    raise DataError(
-        f"target{'s' * (len(names) > 1)} {shown} {'are' if len(names) > 1 else 'is'} the same in all {len(rows.y):,} "
-        "rows that the search begins with: no width predicts it better than another",
-        hint="name another target, or let the search begin with more rows ([tune] search_rows)",
-    )

@@ -12,8 +12,7 @@ import pytest
 
 from dkrr.dataset import ingest
 from dkrr.engine.cluster import start_local
-from dkrr.fit.rates import measure_machine
-from dkrr.fit.schedule import TileSeconds, simulate
+from dkrr.fit.rates import TileSeconds, measure_machine, simulate
 from dkrr.kernels import make_kernel
 from dkrr.linalg.cholesky import factorise
 from dkrr.linalg.factor_schedule import usual_split

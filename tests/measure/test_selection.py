@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 
 from dkrr import KernelRidge, KernelRidgeCV
 from dkrr.kernels import make_kernel
-from dkrr.selection.path import AlphaPath, AlphaSearch
+from dkrr.selection.cv import AlphaPath, AlphaSearch
 from tests.measure.figures import Judge, scaled
 
 pytestmark = [pytest.mark.measure, pytest.mark.timeout(7200)]

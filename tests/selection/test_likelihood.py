@@ -11,8 +11,7 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.stats import multivariate_normal
 
 from dkrr.errors import NotPositiveDefiniteError
-from dkrr.selection.choice import FAMILIES, kernel_keys
-from dkrr.selection.likelihood import Explained, family_kernel
+from dkrr.selection.choice import FAMILIES, Explained, family_kernel, kernel_keys
 from dkrr.selection.search import Trial, minimise
 
 N, D, T = 90, 4, 2

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr import DataError, Dataset, KernelRidge, ParameterError, ingest
-from dkrr.engine.cluster import checked_executor
+from dkrr import Dataset, KernelRidge, ParameterError, ingest
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import InterruptedRunError
 from dkrr.selection import search as trials_module
@@ -103,13 +102,6 @@ def test_an_interrupted_search_continues(
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-@pytest.mark.parametrize(("widths", "kinds"), [("shared", {"shared"}), ("per_feature", {"per_feature"})])
-def test_only_the_widths_that_are_asked_for(dataset: Dataset, tmp_path: Path, widths: Any, kinds: set[str]) -> None:
-    settings = replace(SMALL, kernels=("laplacian",), widths=widths, search_rows=(60,), rows=60)
-    found = search(dataset, tmp_path, settings)
-    assert {candidate.kind for candidate in found.candidates} == kinds
-
-
 def test_weights_several_targets_an_intercept_and_a_constant_feature(
     arrays: tuple[np.ndarray, np.ndarray], tmp_path: Path
 ) -> None:
@@ -136,12 +128,6 @@ def test_a_budget_leaves_out_and_says_so(dataset: Dataset, tmp_path: Path) -> No
     assert not found.slices
 
 
-def test_rows_without_targets_are_refused(arrays: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
-    data = ingest(arrays[0], str(tmp_path / "rows.zarr"))
-    with pytest.raises(DataError, match="no target"):
-        search(data, tmp_path)
-
-
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -156,11 +142,3 @@ def test_rows_without_targets_are_refused(arrays: tuple[np.ndarray, np.ndarray],
 def test_settings_that_are_not_allowed(change: dict[str, Any], expected: str) -> None:
     with pytest.raises(ParameterError, match=expected):
         TuneSettings(**change)
-
-
-def test_workers_find_the_same(dataset: Dataset, tmp_path: Path, cluster_client: Any) -> None:
-    settings = replace(SMALL, kernels=("rbf",))
-    found = tune(dataset, settings=settings, store=str(tmp_path), executor=checked_executor(cluster_client))
-    alone = search(dataset, tmp_path / "alone", settings)
-    np.testing.assert_allclose(found.best.widths, alone.best.widths, rtol=1e-3)
-    assert found.best.loo_rmse == pytest.approx(alone.best.loo_rmse, rel=1e-4)
