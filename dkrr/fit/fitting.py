@@ -25,7 +25,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Literal
 
@@ -72,22 +72,6 @@ Blame = Literal["float32", "preconditioner", "iteration", "slow", ""]
 RECORD, START = "given_up.json", "start"
 # phases whose time grows with the iterations
 PER_ITERATION = ("multiply", "apply", "residual")
-
-
-@dataclass
-class FitResult:
-    """Where the answer is and how good it is; ``intercept`` (t,), None where none was asked for.
-
-    ``settings`` are those that led to it: of another way than was asked first where that was given up.
-    """
-
-    dual_coef: RowArray
-    solution: Solution
-    operator: RidgeOperator
-    factors: list[str]
-    gram: str | None
-    settings: FitSettings
-    intercept: NDArray[np.float64] | None = None
 
 
 @contextmanager
@@ -139,7 +123,7 @@ def fit_rows(
         way: FitSettings | None = attempts.begin()
         while way is not None:
             taken = with_lineage(way, dataset, workspace.store, workspace.reused)
-            solve = _Solve(dataset, taken, alphas, given, source_digest, workspace)
+            solve = FitResult(dataset, taken, alphas, given, source_digest, workspace)
             locks.enter_context(hold_lock(solve.store))
             # two chunks of rows that changed places pass their checksums, and every residual after that
             dataset.verify()
@@ -147,7 +131,7 @@ def fit_rows(
             if guess is None and start is not None and way.iterates:
                 guess = _scaled_start(dataset, start)
             try:
-                result = solve.run(guess, attempts.location)
+                solve.run(guess, attempts.location)
                 break
             except (NumericalError, DamagedChunkError, DataError) as exc:
                 way = attempts.after(way, exc, solve)
@@ -157,7 +141,8 @@ def fit_rows(
         # there is an answer: what iterates from now on is something else
         workspace.foreseen = workspace.other_seconds = None
         try:
-            yield replace(result, solution=attempts.told(result.solution))
+            solve.solution = attempts.told(solve.solution)
+            yield solve
         except (NumericalError, DamagedChunkError, DataError) as exc:
             attempts.clear(solve.store, exc)
             raise
@@ -178,10 +163,13 @@ def _scaled_start(dataset: Dataset, dual_coef: FloatMatrix) -> FloatMatrix:
 # --- one way --------------------------------------------------------------------------------------------------------
 
 
-class _Solve:
+class FitResult:
     """The system of a fit by one way: (S K S + alpha_k I) u_k = S y_k for all targets, and their intercepts.
 
     ``store`` is named by what decides the answer: right-hand sides, solutions and the state of an iteration are there.
+    ``settings`` are those of this way, which may be another one than was asked first. Once it was solved there are
+    ``dual_coef``, ``solution``, ``intercept`` (t,), None where none was asked for, and ``gram``, where a Gram matrix is
+    that was made, or None.
     """
 
     def __init__(
@@ -196,27 +184,24 @@ class _Solve:
         self.dataset, self.settings, self.alphas, self.workspace = dataset, settings, alphas, workspace
         self.operator = ridge_operator(dataset, settings, alphas[0], given)
         self.digests: dict[str, Any] = {"weight_digest": dataset.digest_weight, "source_digest": source_digest}
-        self.store = place(workspace.store, "solves", key_of(self._fields(source_digest)) + ".zarr")
         self.solved: list[tuple[list[int], BlockColumns, Solution]] = []
         self.located: list[Callable[[], str | None]] = []
-
-    def _fields(self, source_digest: str) -> dict[str, Any]:
-        """What decides the answer. What an iteration has besides is left out for a direct solve."""
-        settings, iterative = self.settings, self.settings.iterative
-        preconditioner = [iterative.preconditioner, iterative.rank, iterative.seed]
-        return {
+        iterative, is_cg = settings.iterative, settings.solver == "cg"
+        # what decides the answer; what an iteration has besides is left out for a direct solve
+        fields = {
             "gram": gram_fields(self.operator, settings.precision, source_digest),
-            "alpha": list(self.alphas),
-            "y": self.dataset.digest_y,
-            "weight": self.dataset.digest_weight,
+            "alpha": list(alphas),
+            "y": dataset.digest_y,
+            "weight": dataset.digest_weight,
             "tile_size": settings.tile_size,
-            "blas": self.workspace.blas,
+            "blas": workspace.blas,
             "fit_intercept": settings.fit_intercept,
             "iteration": [settings.solver, iterative.tol] if settings.iterates else None,
-            "cg": [*preconditioner, settings.gram] if settings.solver == "cg" else None,
+            "cg": [iterative.preconditioner, iterative.rank, iterative.seed, settings.gram] if is_cg else None,
         }
+        self.store = place(workspace.store, "solves", key_of(fields) + ".zarr")
 
-    def run(self, start: FloatMatrix | None, shared: str) -> FitResult:
+    def run(self, start: FloatMatrix | None, shared: str) -> None:
         """Solve for all targets.
 
         Parameters
@@ -249,29 +234,21 @@ class _Solve:
                 self._factorise(number, source.with_alpha(alpha), start, ready)
         # no Gram matrix is made for a start that is good already
         has_gram = gram is not None and read_json(gram.location, "zarr.json") is not None
-        dual_coef, solution = self._coefficients(), self._combined()
+        self.gram = gram.location if gram is not None and has_gram else None
+        self.dual_coef, self.solution = self._coefficients(), self._combined()
         if operator.kernel is not None and operator.rows is not None:
             center = operator.rows.center
             check_training_rows(
                 operator.kernel,
                 dataset.X,
-                dual_coef,
+                self.dual_coef,
                 None if center is None else np.asarray(center),
                 y=dataset.targets,
                 weight=dataset.weight,
                 alpha=np.asarray(self.alphas),
                 intercept=self.intercept,
-                residual_norm=residual_norm(dataset, solution, self.intercept),
+                residual_norm=residual_norm(dataset, self.solution, self.intercept),
             )
-        return FitResult(
-            dual_coef=dual_coef,
-            solution=solution,
-            operator=operator,
-            factors=self.factors,
-            gram=gram.location if gram is not None and has_gram else None,
-            settings=settings,
-            intercept=self.intercept,
-        )
 
     def _iterate(
         self, source: RidgeOperator, start: FloatMatrix | None, shared: str, ready: Callable[[], object]
@@ -517,7 +494,7 @@ class _Attempts:
         logger.info("going on with %s: %s", following.name, self._sentences())
         return self._taken(following)
 
-    def after(self, way: FitSettings, error: DkrrError, solve: _Solve) -> FitSettings | None:
+    def after(self, way: FitSettings, error: DkrrError, solve: FitResult) -> FitSettings | None:
         """The way that follows one that ended in an error; None when there is none, and the error stays.
 
         What was kept of it, and its factors, are removed. Where none follows, the hint of the error
@@ -611,7 +588,7 @@ class _Attempts:
                 error.hint = f"{error.hint}; {would}" if error.hint else would
 
     def _record(
-        self, way: FitSettings, because: Blame, error: DkrrError, following: FitSettings, solve: _Solve
+        self, way: FitSettings, because: Blame, error: DkrrError, following: FitSettings, solve: FitResult
     ) -> None:
         """Say it in the log, and in the store, where the next attempt finds it."""
         workspace, details = self.workspace, error.details
