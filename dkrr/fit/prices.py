@@ -28,6 +28,7 @@ from dkrr.linalg.preconditioner import HELD_BYTES, keep_bytes
 from dkrr.linalg.primal import primal_bytes
 from dkrr.linalg.products import BLOCK_ROWS, entry_nanoseconds, is_compiled, super_blocks
 from dkrr.linalg.workspace import BARE_BYTES, BASELINE_BYTES, choose_tile_size, task_bytes
+from dkrr.markup import size
 from dkrr.tiles import TileGrid
 
 # a left-looking factorisation against gemm alone: short sums, triangles, and the end, when tiles are few
@@ -362,15 +363,14 @@ def _tile_edge(problem: Problem, way: Way, limits: Limits, edge: int | None) -> 
 
 def _misfit(way: Candidate, limits: Limits, choice: SolverChoice) -> str:
     """Why a way cannot be taken, in a few words."""
-    if limits.memory_bytes is not None and way.memory_bytes > limits.memory_bytes:
-        return f"a task needs {way.memory_bytes / 2**20:,.0f} MiB, a worker has {limits.memory_bytes / 2**20:,.0f}"
-    if limits.driver_bytes is not None and way.client_bytes > limits.driver_bytes:
-        return f"this process needs {way.client_bytes / 2**30:,.1f} GiB, {limits.driver_bytes / 2**30:,.1f} are free"
-    disk = sum(way.disk_bytes.values())
-    if limits.disk_bytes is not None and disk + DISK_RESERVE_BYTES > limits.disk_bytes:
-        reserve = f"{DISK_RESERVE_BYTES / 1e9:.2g} GB are kept free"
-        return f"writes {disk / 1e9:.3g} GB, {limits.disk_bytes / 1e9:.3g} GB are free, of which {reserve}"
-    most = choice.iterative().iterations
+    disk, most = sum(way.disk_bytes.values()) + DISK_RESERVE_BYTES, choice.iterative().iterations
+    for needed, there, said in (
+        (way.memory_bytes, limits.memory_bytes, "a task needs {}, a worker has {}"),
+        (way.client_bytes, limits.driver_bytes, "this process needs {}, {} are free"),
+        (disk, limits.disk_bytes, "the disk needs {}, with what is kept free, and {} are free"),
+    ):
+        if there is not None and needed > there:
+            return said.format(size(needed), size(there))
     if way.iterations is not None and way.iterations.high > most and choice.solver == "auto":
         return f"may need {way.iterations.high:,.0f} iterations, {most:,} are allowed"
     return ""

@@ -10,9 +10,12 @@ import pytest
 
 from dkrr.fit.choices import Iterations, Limits, Problem, SolverChoice
 from dkrr.fit.plan import Decision, decide
-from dkrr.fit.rates import Machine
+from dkrr.fit.rates import Machine, TileSeconds, choose_split, choose_tiles, nominal_machine, simulate
 from dkrr.fit.trial import Trial
 from dkrr.kernels import make_kernel
+from dkrr.linalg.factor_schedule import Split, cholesky_nodes
+from dkrr.linalg.workspace import choose_tile_size, task_bytes
+from dkrr.tiles import TileGrid
 from tests.reference import dense_krr
 
 MACHINE = Machine(
@@ -114,7 +117,7 @@ def test_what_wins(what: dict[str, Any], limits: dict[str, Any], solver: str) ->
     assert decision.chosen.solver == solver
     assert bool(decision.chosen.infeasible) == (limits == {"disk_bytes": 10**6})
     if limits:
-        assert "GB are free" in decision.candidates[0].infeasible
+        assert "are free" in decision.candidates[0].infeasible
 
 
 @pytest.mark.parametrize(
@@ -208,3 +211,67 @@ def test_a_third_of_the_rows_gives_the_right_size(kernel: str) -> None:
 
 
 # --- split sums and the simulated schedule ---------------------------------------------------------------------------
+
+
+# --- the simulated schedule ------------------------------------------------------------------------------------------
+
+# tiles for which only arithmetic counts, a product taking a second
+FLOPS = TileSeconds(gemm=1.0, syrk=0.5, trsm=0.5, potrf=1 / 6, make=0.0, read=0.0, write=0.0, task=0.0)
+WAY = ("float64", "on_the_fly")
+
+
+def grid_of(side: int, b: int = 128) -> TileGrid:
+    return TileGrid(side * b, b)
+
+
+def longest_path(grid: TileGrid, split: Split, seconds: TileSeconds) -> float:
+    """Of the graph, one node after the other."""
+    ends: dict[tuple[int, ...], float] = {}
+    for node in cholesky_nodes(grid, split):
+        began = max((ends[key] for key in node.dependencies), default=0.0)
+        ends[node.key] = began + seconds.of_task(node.key, grid, split)
+    return max(ends.values())
+
+
+@pytest.mark.parametrize(
+    ("side", "workers", "num_last", "without", "with_it"),
+    [(10, 2, 1, 0.92, 0.98), (20, 32, 2, 0.15, 0.52), (122, 100, 4, 0.27, 0.92)],
+)
+def test_figures_of_the_design(side: int, workers: int, num_last: int, without: float, with_it: float) -> None:
+    grid, split = grid_of(side, 2048), Split(num_columns=side, num_last=num_last)
+    assert simulate(grid, Split(), workers, FLOPS).efficiency == pytest.approx(without, abs=0.02)
+    assert simulate(grid, split, workers, FLOPS).efficiency == pytest.approx(with_it, abs=0.02)
+
+
+def test_a_schedule_keeps_its_bounds() -> None:
+    grid, split = grid_of(15, 2048), Split(num_columns=20, num_last=2)
+    alone, many = (simulate(grid, split, workers, FLOPS, window=10**6) for workers in (1, 500))
+    path = longest_path(grid, split, FLOPS)
+    assert alone.efficiency == pytest.approx(1)
+    assert many.seconds == pytest.approx(path)
+    three = simulate(grid, split, 3, FLOPS, window=10**6)
+    assert max(path, alone.seconds / 3) * (1 - 1e-12) <= three.seconds <= alone.seconds / 3 + path
+
+
+def test_tiles_for_many_workers() -> None:
+    n, workers = 30_000, 32
+    usual = choose_tile_size(n, 10, None, 8, workers)
+    b = choose_tiles(n, 10, None, workers, *WAY, usual)
+
+    def seconds(edge: int) -> float:
+        tile = TileSeconds.of(nominal_machine(workers), edge, *WAY)
+        return simulate(TileGrid(n, edge), choose_split(n, edge, workers, *WAY), workers, tile).seconds
+
+    assert seconds(b) <= seconds(usual)
+    assert seconds(b) < 0.8 * seconds(2048)
+    limit = int(task_bytes(384, 10) / 0.8)
+    assert choose_tiles(n, 10, limit, workers, *WAY, 256) <= 384
+
+
+def test_the_table_of_the_readme_has_a_row_for_each_number_of_workers() -> None:
+    from tests.benchmarks.schedule import table
+
+    lines = table((20_000,), (8, 16))
+    assert len(lines) == 4
+    assert lines[2].startswith("| 20,000 | 8 |")
+    assert {line.count("|") for line in lines} == {9}
