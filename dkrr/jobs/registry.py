@@ -403,7 +403,7 @@ class NamedModel:
         note_user((attributes.get("provenance") or {}).get("store"), self.root)
         if candidate:
             moved = {"candidate": version.id}
-            self.change(lambda aliases: aliases.moved(**moved), why="published", lease_epoch=lease_epoch)
+            self.change(lambda aliases: self._moved(aliases, **moved), why="published", lease_epoch=lease_epoch)
         return version
 
     def _number(self, number: int, key: str, digest: str) -> int:
@@ -492,6 +492,16 @@ class NamedModel:
             f"{join(self.location, ALIASES)} was changed by others {ATTEMPTS} times in a row", hint="try again later"
         )
 
+    def _moved(self, aliases: Aliases, **targets: str | None) -> Aliases:
+        """With other versions behind some aliases, each of which is there.
+
+        A deletion that begins after the aliases were read keeps them from being replaced; one that has ended is seen.
+        """
+        for version in targets.values():
+            if version is not None and self.version(version) is None:
+                raise StoreError(f"{version} was removed from {self.location}", hint="`dkrr models list` shows all")
+        return aliases.moved(**targets)
+
     def fence(self, lease_epoch: int) -> Aliases:
         """Refuse from now on changes under an earlier lease, see :meth:`change`."""
         return self.change(lambda aliases: aliases, why="fence", lease_epoch=lease_epoch)
@@ -534,7 +544,9 @@ class NamedModel:
                 )
             # what is production now must not be "previous" too: a rollback would change nothing
             left = {name: None for name in ("candidate", "previous") if aliases.targets.get(name) == version.id}
-            return aliases.moved(**left | ({} if now is None else {"previous": now}) | {"production": version.id})
+            return self._moved(
+                aliases, **left | ({} if now is None else {"previous": now}) | {"production": version.id}
+            )
 
         return self.change(change, why=why, lease_epoch=lease_epoch)
 
@@ -554,7 +566,7 @@ class NamedModel:
         def change(aliases: Aliases) -> Aliases:
             if aliases.targets.get("previous") != previous:
                 raise LockedError(f"{self.name} was changed by another process meanwhile", hint="look, and try again")
-            return aliases.moved(production=previous, previous=aliases.targets.get("production"))
+            return self._moved(aliases, production=previous, previous=aliases.targets.get("production"))
 
         return self.change(change, why=why)
 
