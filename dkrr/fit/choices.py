@@ -244,12 +244,12 @@ class SolverChoice(IterativeSettings):
         if parameters is not None and not isinstance(parameters, Mapping):
             raise ParameterError(f"solver_params is {parameters!r}; a dict expected")
         known = ("preconditioner", "rank", "seed", "allow_unconverged", "num_centers", "centers")
-        unknown = sorted(str(key) for key in (parameters or {}) if key not in known)
-        if unknown:
-            raise ParameterError(
-                f"solver_params has {unknown[0]!r}; known: {', '.join(known)}",
-                hint="solver, precision, tol and max_iter are parameters of the estimator itself",
-            )
+        for key in parameters or {}:
+            if key not in known:
+                raise ParameterError(
+                    f"solver_params has {key!r}; known: {', '.join(known)}",
+                    hint="solver, precision, tol and max_iter are parameters of the estimator itself",
+                )
         return cls(**named, **(parameters or {}))
 
     def iterative(self, *, rank: int | Literal["auto"] | None = None) -> IterativeSettings:

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, RowArray
 from dkrr.dataset.destination import storage_errors
-from dkrr.dataset.rows import default_rows_per_chunk
+from dkrr.dataset.rows import write_rows
 from dkrr.errors import (
     ConvergenceError,
     DamagedChunkError,
@@ -56,7 +56,7 @@ from dkrr.linalg.factor_precondition import float32_location
 from dkrr.linalg.gram import build_gram, rows_of
 from dkrr.linalg.matmul import residual_norms
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.predict import check_training_rows
+from dkrr.linalg.predict import ArrayRows, check_training_rows
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.targets import centre_dataset, right_hand_sides, target_alphas
 from dkrr.linalg.workspace import Workspace
@@ -401,15 +401,6 @@ def ridge_operator(
     )
 
 
-def write_rows(location: str, name: str, values: FloatMatrix) -> None:
-    """An array (n, k) of rows at a location, of numbers that are in memory."""
-    n, columns = values.shape
-    chunk = min(n, default_rows_per_chunk(columns))
-    rows = RowArray.create(location, name, num_rows=n, num_columns=columns, rows_per_chunk=chunk)
-    for number, (start, stop) in enumerate(rows.blocks()):
-        rows.write_chunk(number, np.ascontiguousarray(values[start:stop]))
-
-
 def residual_norm(dataset: Dataset, solution: Solution, intercept: NDArray[np.float64] | None) -> NDArray[np.float64]:
     """The 2-norm (t,) of R = S Y - S b - A u, which is the relative residual times |S (Y - b)|."""
     squares = np.zeros(dataset.num_targets)
@@ -609,7 +600,7 @@ class _Attempts:
             workspace.reused.pop(name, None)
         iterate = getattr(error, "iterate", None)
         if iterate is not None:
-            write_rows(self.location, START, iterate)
+            write_rows(self.location, START, ArrayRows(iterate))
         remove_array(solve.store)
         for location in solve.factors:
             workspace.discard(location)

@@ -436,11 +436,7 @@ def temporary_folder(needed_bytes: int = 0) -> str:
 
 def file_system(path: Path) -> str:
     """Name of the file system that a folder is on, "" when the system does not tell."""
-    wanted = path.resolve()
-    depth, kind = -1, ""
-    for mount in psutil.disk_partitions(all=True):
-        point = Path(mount.mountpoint)
-        # of two mounts on one point the later one is seen
-        if (point == wanted or point in wanted.parents) and len(point.parts) >= depth:
-            depth, kind = len(point.parts), mount.fstype
-    return kind
+    # of two mounts on one point the later one is seen
+    mounts = reversed(psutil.disk_partitions(all=True))
+    holding = [mount for mount in mounts if path.resolve().is_relative_to(mount.mountpoint)]
+    return str(max(holding, key=lambda mount: len(Path(mount.mountpoint).parts)).fstype) if holding else ""

@@ -39,18 +39,16 @@ from scipy.linalg import cho_solve, solve_triangular
 from scipy.linalg.lapack import dpotrf, spotrf
 
 from dkrr.dataset import Dataset
-from dkrr.errors import NumericalError
 from dkrr.fit.choices import Iterations
 from dkrr.kernels import Kernel
 from dkrr.kernels.pairwise import MIN_COLUMNS
-from dkrr.linalg.cg import Identity, Preconditioner, conjugate_gradients
+from dkrr.linalg.blocks import dots, ratio
 from dkrr.linalg.factor_precondition import EPS32, FIRST_SHIFT, MAX_SHIFTS, SHIFT_GROWTH
 from dkrr.linalg.gram import rows_of
 from dkrr.linalg.nystrom import read_rows
 from dkrr.linalg.preconditioner import ShiftedGram
 from dkrr.linalg.products import kernel_product
 from dkrr.linalg.rpcholesky import pivot_rows
-from dkrr.linalg.solution import IterativeSettings
 
 FloatArray = NDArray[np.float64]
 
@@ -184,8 +182,7 @@ class Trial:
         matrix, rhs = self._system(part), np.tile(self._rhs[part], 2)
         alphas, found = np.repeat([alpha, scaled], rhs.shape[1] // 2), {}
         for rank in ranks:
-            columns = np.ascontiguousarray(factor[:rank, part])
-            precondition: Preconditioner = _Sampled(_low_rank(columns)) if len(columns) else Identity()
+            precondition = _low_rank(np.ascontiguousarray(factor[:rank, part]), alphas)
             counts = _iterate(matrix, alphas, rhs, precondition, tol, self.seconds / (2 * len(ranks)))
             found[rank] = (float(counts[: len(counts) // 2].max()), float(counts[len(counts) // 2 :].max()))
         return found
@@ -260,48 +257,48 @@ class Trial:
         else:
             return MOST_ITERATIONS
 
-        def apply(r: FloatArray, _: FloatArray) -> FloatArray:
+        def apply(r: FloatArray) -> FloatArray:
             scale = np.abs(r).max(axis=0)
             scale[scale == 0] = 1.0
             z = cho_solve((lower, True), (r / scale).astype(np.float32), check_finite=False)
             return np.asarray(z.astype(np.float64) * scale)
 
         alphas = np.full(rhs.shape[1], alpha)
-        return float(_iterate(matrix, alphas, rhs, _Sampled(apply, inexact=True), tol, self.seconds / 3).max())
+        return float(_iterate(matrix, alphas, rhs, apply, tol, self.seconds / 3).max())
 
 
-@dataclass
-class _Sampled:
-    """A preconditioner on a sample."""
-
-    function: Callable[[FloatArray, FloatArray], FloatArray]
-    inexact: bool = False
-    description = "on a sample"
-
-    def apply(self, r: FloatArray, alpha: FloatArray) -> FloatArray:
-        return self.function(r, alpha)
-
-
-def _low_rank(columns: FloatArray) -> Callable[[FloatArray, FloatArray], FloatArray]:
-    """R -> (F F^T + alpha I)^-1 R, but for a factor alpha, from F^T (r, s)."""
+def _low_rank(columns: FloatArray, alpha: FloatArray) -> Callable[[FloatArray], FloatArray]:
+    """R -> alpha (F F^T + alpha I)^-1 R from F^T (r, s); R itself without a column."""
     inner = ShiftedGram(columns @ columns.T)
-    return lambda r, alpha: r - columns.T @ inner.solve(columns @ r, np.maximum(alpha, inner.floor))
+    shifts = np.maximum(alpha, inner.floor)
+    return lambda r: r - columns.T @ inner.solve(columns @ r, shifts) if len(columns) else r.copy()
 
 
 def _iterate(
-    matrix: FloatArray, alpha: FloatArray, rhs: FloatArray, precondition: Preconditioner, tol: float, seconds: float
+    matrix: FloatArray,
+    alpha: FloatArray,
+    rhs: FloatArray,
+    apply: Callable[[FloatArray], FloatArray],
+    tol: float,
+    seconds: float,
 ) -> NDArray[np.float64]:
     """Iterations of each column; where they are too many or take too long, from the rate."""
-    started = time.perf_counter()
-    precondition.apply(matrix @ rhs, alpha)
-    most = int(np.clip(seconds / (time.perf_counter() - started), 4, MOST_ITERATIONS))
-    settings = IterativeSettings(tol=tol, max_iter=most, allow_unconverged=True)
-    try:
-        state = conjugate_gradients(lambda p: matrix @ p, rhs, alpha, precondition, settings)
-    except NumericalError:  # what breaks down on a sample takes too many
-        return np.full(len(alpha), float(MOST_ITERATIONS))
-    rate = np.log(np.clip(state.relative_residual, 1e-300, 0.9)) / np.maximum(state.iterations, 1)
-    return np.where(state.converged, state.iterations, np.ceil(log(tol) / rate))
+    started, norms, r = time.perf_counter(), np.linalg.norm(rhs, axis=0), rhs.copy()
+    counts = np.where(norms > 0, 0.0, 1.0)
+    p = apply(r)
+    rz = dots(r, p)
+    for iteration in range(1, MOST_ITERATIONS + 1):
+        q = matrix @ p + alpha * p
+        r -= ratio(rz, dots(p, q)) * q
+        relative = ratio(np.linalg.norm(r, axis=0), norms)
+        counts[(counts == 0) & (relative <= tol)] = iteration
+        if counts.all() or (iteration >= 4 and time.perf_counter() - started > seconds):
+            break
+        z, before = apply(r), rz
+        rz = dots(r, z)
+        p = z + ratio(rz, before) * p
+    rate = np.log(np.clip(relative, 1e-300, 0.9)) / iteration
+    return np.where(counts > 0, counts, np.ceil(log(tol) / rate))
 
 
 def sample_trial(dataset: Dataset, kernel: Kernel, seconds: float, *, seed: int = 0) -> Trial:

@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 
 from dkrr.dataset import Dataset, Floats
+from dkrr.dataset.rows import write_rows
 from dkrr.engine.tasks import RunSummary
 from dkrr.errors import ConvergenceError, DkrrError
-from dkrr.fit.fitting import FitResult, write_rows
+from dkrr.fit.fitting import FitResult
 from dkrr.fit.inputs import given_tiles, rows_on_disk
 from dkrr.jobs.loss_fit import fit_loss, loss_of
 from dkrr.jobs.plan import Plan, decision_of
@@ -35,6 +36,7 @@ from dkrr.jobs.tables import Shown, fit_facts
 from dkrr.kernels import Kernel
 from dkrr.linalg.catalogue import Ancestor, ancestors, record_rows
 from dkrr.linalg.loss import make_loss
+from dkrr.linalg.predict import ArrayRows
 from dkrr.linalg.solution import NystromSettings, Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import Model, load_model
@@ -268,7 +270,7 @@ def _leave_out(
     figures = found.summary()
     if job.evaluate.leave_one_out:
         for name, values in (("residuals", found.residuals), ("inverse_diagonal", found.inverse_diagonal)):
-            write_rows(location, name, values)
+            write_rows(location, name, ArrayRows(values))
         write_json(location, "zarr.json", {"zarr_format": 3, "node_type": "group", "attributes": figures})
     return figures
 

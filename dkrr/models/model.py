@@ -25,6 +25,7 @@ import numpy as np
 from dkrr.dataset import CheckedRows, Floats, RowArray, Scaling
 from dkrr.dataset.columns import Fitted, find_names, frame_labels, target_columns, unique_names
 from dkrr.dataset.destination import check_outside, storage_errors
+from dkrr.dataset.rows import write_rows
 from dkrr.dataset.table import to_floats
 from dkrr.engine.machine import single_blas_thread
 from dkrr.errors import DataError, DkrrError, ParameterError, StoreError
@@ -286,10 +287,6 @@ class Model:
         """
         X = self.matched(X)
         if type(X).__module__.startswith("dask."):
-            if not hasattr(X, "rechunk"):
-                raise DataError(
-                    f"X is of type {type(X).__name__}; a dask array expected", hint="pass its .to_dask_array()"
-                )
             return self._predict_dask(X)
         shape = (self._checked_shape(X)[0], self.num_targets)
         if out is not None:
@@ -374,10 +371,9 @@ class Model:
     def _predict_dask(self, X: Any) -> Any:
         self._checked_shape(X)
         X = X.rechunk({1: -1})
-        if self.y_is_1d:
-            return X.map_blocks(_predict_part, self, dtype=np.float64, drop_axis=1, meta=np.empty(0))
-        columns = (self.num_targets,)
-        return X.map_blocks(_predict_part, self, dtype=np.float64, chunks=(X.chunks[0], columns), meta=np.empty((0, 0)))
+        shape: dict[str, Any] = {"chunks": (X.chunks[0], (self.num_targets,)), "meta": np.empty((0, 0))}
+        shape = {"drop_axis": 1, "meta": np.empty(0)} if self.y_is_1d else shape
+        return X.map_blocks(_predict_part, self, dtype=np.float64, **shape)
 
     def save(self, path: Any, *, overwrite: bool = False) -> None:
         """Write the model to ``path`` (a folder, or an address).
@@ -424,11 +420,7 @@ class Model:
 
     def _write(self, store: Any) -> None:
         for name, rows in self._arrays().items():
-            copy = RowArray.create(
-                store, name, num_rows=rows.num_rows, num_columns=rows.num_columns, rows_per_chunk=ROWS_PER_CHUNK
-            )
-            for number, (start, stop) in enumerate(copy.blocks()):
-                copy.write_chunk(number, rows.read(start, stop))
+            write_rows(store, name, rows, ROWS_PER_CHUNK)
         if local_root(store) is None:
             failpoint("model.before_pointer")
         attributes = {"format": FORMAT, "format_version": FORMAT_VERSION} | self._attributes()
