@@ -21,6 +21,7 @@ import pytest
 import zarr
 from scipy import sparse
 from sklearn.kernel_ridge import KernelRidge as DenseKernelRidge
+from sklearn.linear_model import Ridge
 from sklearn.model_selection import GridSearchCV
 
 import dkrr.engine.cluster
@@ -353,3 +354,118 @@ def test_a_fit_of_more_rows_continues_the_factor(tmp_path: Path, precision: str)
     est.fit(append(X[200:], tmp_path / "data.zarr", y=Y[200:]))
     assert est.solution_.reused["factor"]["rows"] == 200
     np.testing.assert_allclose(est.predict(Z), KernelRidge(**RBF).fit(X, Y).predict(Z), rtol=1e-7, atol=1e-9)
+
+
+# --- an intercept, with every solver ----------------------------------------------------------------------------------
+
+WEIGHT = RNG.uniform(0.2, 2, 300) * (np.arange(300) % 7 > 0)
+# options of each way, and how well it meets the dense solve
+WAYS: dict[str, tuple[dict[str, Any], float]] = {
+    "memory": ({}, 1e-10),
+    "float32": ({"precision": "float32"}, 1e-4),
+    "tiles": ({"tile_size": 90}, 1e-10),
+    "mixed": ({"tile_size": 90, "precision": "mixed", "tol": 1e-11}, 1e-8),
+    "cg": ({"solver": "cg", "tol": 1e-11}, 1e-8),
+    "nystrom": ({"solver": "nystrom", "tol": 1e-11, "solver_params": {"num_centers": 257}}, 1e-7),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("alpha", [1e-5, 1e5])
+def test_ones_are_predicted_as_one_whatever_alpha_and_weights(way: str, alpha: float) -> None:
+    # alone, and beside a target that is not constant
+    weight = 10.0 ** RNG.uniform(-2, 2, 300) * (np.arange(300) % 7 > 0)
+    y = np.column_stack([np.ones(300), Y[:, 0]])
+    parameters = {} if way in ("memory", "float32", "tiles") else {"allow_unconverged": True}
+    options = WAYS[way][0] | {"tol": 1e-6, "max_iter": 30}
+    options["solver_params"] = options.get("solver_params", {}) | parameters
+    est = KernelRidge(**RBF | {"fit_intercept": True, "alpha": alpha, "gamma": 2.0}, **options).fit(
+        X, y, sample_weight=weight
+    )
+    assert np.abs(est.predict(Z)[:, 0] - 1).max() < 1e-10
+    assert est.intercept_[0] == pytest.approx(1, abs=1e-14)
+
+
+def test_an_intercept_is_not_shrunk_and_the_weight_of_a_constant_feature_is() -> None:
+    """With a linear kernel: the intercept is that of ridge regression; Welling's bias is the weight of a feature."""
+    y = X @ np.array([1.0, -2.0, 0.5, 0.0, 0.0]) + 9.0
+    ones = np.hstack([X, np.ones((300, 1))])
+    there = np.hstack([Z, np.ones((37, 1))])
+    for alpha in (1e-3, 10.0, 1e3, 1e9):
+        ridge = Ridge(alpha=alpha).fit(X, y, sample_weight=WEIGHT)
+        est = KernelRidge(alpha=alpha, kernel="linear", fit_intercept=True).fit(X, y, sample_weight=WEIGHT)
+        assert est.intercept_ == pytest.approx(ridge.intercept_, rel=1e-9)
+        np.testing.assert_allclose(est.predict(Z), ridge.predict(Z), rtol=1e-8)
+        shrunk = Ridge(alpha=alpha, fit_intercept=False).fit(ones, y, sample_weight=WEIGHT)
+        bias = KernelRidge(alpha=alpha, kernel="linear").fit(ones, y, sample_weight=WEIGHT)
+        np.testing.assert_allclose(bias.predict(there), shrunk.predict(there), rtol=1e-7, atol=1e-12)
+
+
+# --- the primal solver ------------------------------------------------------------------------------------------------
+
+N, D = 240, 5
+
+
+def rows(n: int = N, t: int = 1) -> tuple[Any, Any, Any]:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((n, D)) + 1
+    y = x @ rng.standard_normal((D, t)) + rng.standard_normal((n, t)) + 3
+    return x, y[:, 0] if t == 1 else y, rng.uniform(0.2, 2, n) * (np.arange(n) % 7 > 0)
+
+
+@pytest.mark.parametrize("t", [1, 3])
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("stored", [False, True])
+def test_coefficients_are_those_of_ridge(t: int, intercept: bool, stored: bool, tmp_path: Path) -> None:
+    x, y, weight = rows(t=t)
+    store = str(tmp_path / "store") if stored else None
+    found = dkrr.KernelRidge(alpha=0.5, kernel="linear", solver="primal", fit_intercept=intercept, store=store)
+    found.fit(x, y, sample_weight=weight)
+    ridge = Ridge(alpha=0.5, fit_intercept=intercept, solver="cholesky").fit(x, y, sample_weight=weight)
+    np.testing.assert_allclose(found.coef_, ridge.coef_, rtol=1e-10)
+    np.testing.assert_allclose(found.intercept_, ridge.intercept_, rtol=1e-10)
+    np.testing.assert_allclose(found.predict(x), ridge.predict(x), rtol=1e-10)
+
+
+def test_rows_on_disk_are_not_needed_any_more(tmp_path: Path) -> None:
+    x, y, weight = rows()
+    dataset = ingest(x, tmp_path / "rows.zarr", y=y, sample_weight=weight)
+    found = dkrr.KernelRidge(alpha=0.5, kernel="poly", degree=2, solver="primal", store=str(tmp_path / "store"))
+    found.fit(dataset)
+    memory = dkrr.KernelRidge(alpha=0.5, kernel="poly", degree=2, solver="primal").fit(x, y, sample_weight=weight)
+    assert not hasattr(found, "dual_coef_")
+    assert not hasattr(found, "X_fit_")
+    left_out = found.leave_one_out().residuals
+    np.testing.assert_allclose(left_out, memory.leave_one_out().residuals, rtol=1e-9)
+    found.save(tmp_path / "model.zarr")
+    assert sum(path.stat().st_size for path in (tmp_path / "model.zarr").rglob("c/*/*")) < 8 * 4100
+    model = dkrr.load_model(tmp_path / "model.zarr")
+    np.testing.assert_allclose(model.predict(x), memory.predict(x), rtol=1e-11)
+    lazy = model.predict(da.from_array(x, chunks=(50, D)))
+    np.testing.assert_allclose(lazy.compute(scheduler="synchronous"), model.predict(x), rtol=1e-13)
+
+
+def test_auto_takes_it_for_many_rows_of_few_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y, weight = rows(1500)
+    plain = dkrr.KernelRidge(kernel="linear").fit(x, y, sample_weight=weight)
+    monkeypatch.setattr("dkrr.models.estimator.MAX_IN_PROCESS_ROWS", 1000)
+    auto = dkrr.KernelRidge(kernel="linear").fit(x, y, sample_weight=weight)
+    assert (plain.solution_.solver, auto.solution_.solver) == ("cholesky", "primal")
+    np.testing.assert_allclose(auto.dual_coef_, plain.dual_coef_, rtol=0, atol=1e-8 * np.abs(plain.dual_coef_).max())
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"kernel": "rbf"}, "no finite number"),
+        ({"kernel": "poly", "degree": 2.5}, "whole degree"),
+        ({"kernel": "poly", "coef0": -1}, "coef0"),
+        ({"precision": "mixed"}, "all float64"),
+        ({"solver_params": {"rank": 10}}, "rank is for solver 'cg'"),
+    ],
+    ids=str,
+)
+def test_what_has_no_features_is_refused(parameters: dict[str, Any], words: str) -> None:
+    x, y, _ = rows()
+    with pytest.raises(ParameterError, match=words):
+        dkrr.KernelRidge(solver="primal", **parameters).fit(x, y)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dkrr.dataset.scaling import DRIFT_LIMIT
+from dkrr.dataset import DRIFT_LIMIT
 from dkrr.errors import ParameterError
 from dkrr.kernels import Kernel
 from dkrr.kernels.features import count_features

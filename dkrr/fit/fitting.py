@@ -32,9 +32,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.dataset import Dataset, RowArray
-from dkrr.dataset.destination import storage_errors
-from dkrr.dataset.rows import write_rows
+from dkrr.dataset import Dataset, RowArray, write_rows
 from dkrr.errors import (
     ConvergenceError,
     DamagedChunkError,
@@ -62,7 +60,7 @@ from dkrr.linalg.targets import centre_dataset, right_hand_sides, target_alphas
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.chunks import ChunkArray
 from dkrr.store.failpoints import failpoint
-from dkrr.store.files import place, read_json, remove_array, write_json
+from dkrr.store.files import place, read_json, remove_array, storage_errors, write_json
 from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileGrid, TileMatrix
 

@@ -27,11 +27,20 @@ from typing import Any
 import numpy as np
 import psutil
 
-from dkrr.dataset import Dataset, Floats, RowArray, ingest, lazy_rows, open_dataset
-from dkrr.dataset.dataset import fields_of
-from dkrr.dataset.destination import FORMAT, check_space
-from dkrr.dataset.sources import Table, open_table
-from dkrr.dataset.table import check_shape, to_floats
+from dkrr.dataset import (
+    DATASET_FORMAT,
+    Dataset,
+    Floats,
+    RowArray,
+    Table,
+    check_shape,
+    fields_of,
+    ingest,
+    lazy_rows,
+    open_dataset,
+    open_table,
+    to_floats,
+)
 from dkrr.engine.cluster import executor_for, find_client
 from dkrr.engine.machine import free_memory_bytes
 from dkrr.engine.tasks import Executor, InProcessExecutor
@@ -42,6 +51,7 @@ from dkrr.store.documents import plain
 from dkrr.store.files import (
     arrays_below,
     at_present,
+    check_space,
     copy_tree,
     is_url,
     join,
@@ -132,7 +142,7 @@ def find_dataset(X: Any) -> Any:
         return X
     document = read_json(str(X), "zarr.json")
     attributes = document.get("attributes") if isinstance(document, dict) else None
-    is_ours = isinstance(attributes, dict) and attributes.get("dkrr_format") == FORMAT
+    is_ours = isinstance(attributes, dict) and attributes.get("dkrr_format") == DATASET_FORMAT
     return open_dataset(at_present(X)) if is_ours else X
 
 

@@ -22,8 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.dataset import Dataset, Floats
-from dkrr.dataset.rows import write_rows
+from dkrr.dataset import Dataset, Floats, write_rows
 from dkrr.engine.tasks import RunSummary
 from dkrr.errors import ConvergenceError, DkrrError
 from dkrr.fit.fitting import FitResult

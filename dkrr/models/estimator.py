@@ -17,8 +17,7 @@ from crc32c import crc32c
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dkrr.dataset import CheckedRows, Dataset, Floats, lazy_rows
-from dkrr.dataset.columns import frame_labels, unique_names
+from dkrr.dataset import CheckedRows, Dataset, Floats, frame_labels, lazy_rows, unique_names
 from dkrr.engine.machine import single_blas_thread
 from dkrr.errors import ConvergenceError, ParameterError, StoreError
 from dkrr.fit.choices import Problem, SolverChoice, is_plainly_primal

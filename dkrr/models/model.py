@@ -22,11 +22,20 @@ from typing import Any, cast
 
 import numpy as np
 
-from dkrr.dataset import CheckedRows, Floats, RowArray, Scaling
-from dkrr.dataset.columns import Fitted, find_names, frame_labels, target_columns, unique_names
-from dkrr.dataset.destination import check_outside, storage_errors
-from dkrr.dataset.rows import write_rows
-from dkrr.dataset.table import to_floats
+from dkrr.dataset import (
+    CheckedRows,
+    Fitted,
+    Floats,
+    RowArray,
+    Scaling,
+    check_outside,
+    find_names,
+    frame_labels,
+    target_columns,
+    to_floats,
+    unique_names,
+    write_rows,
+)
 from dkrr.engine.machine import single_blas_thread
 from dkrr.errors import DataError, DkrrError, ParameterError, StoreError
 from dkrr.kernels import Kernel, kernel_from_dict
@@ -50,6 +59,7 @@ from dkrr.store.files import (
     read_json,
     read_key,
     remove_array,
+    storage_errors,
     write_json,
 )
 from dkrr.store.lease import hold_lock

@@ -65,7 +65,7 @@ from dkrr.linalg.direct import (
 )
 from dkrr.linalg.leave_one_out import LeaveOneOut, loo_from_diagonal, unscaled
 from dkrr.linalg.matmul import OperatorProduct
-from dkrr.linalg.nystrom import fit_nystrom, nystrom_leave_one_out, read_rows
+from dkrr.linalg.nystrom import fit_nystrom, nystrom_leave_one_out
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.predict import ArrayRows
 from dkrr.linalg.primal import PrimalResult, array_source, fit_primal, primal_leave_one_out, stored_source
@@ -747,10 +747,6 @@ def _checked_ones(factor: CholeskyFactor, diagonal: Floats) -> Floats:
 
 def _predictions(dataset: Dataset, operator: RidgeOperator, model: Model, rows: NDArray[np.int64]) -> Floats:
     """f at some training rows (k, t), in the scale of the targets that were fitted."""
-    if operator.kernel is not None:
-        own = replace(model, scaling=None, x_fit=dataset.X)
-        return np.asarray(own.compute(read_rows(dataset.X, rows), Model.predict_rows))
     here = Workspace(store="", executor=InProcessExecutor())
-    product = OperatorProduct(replace(operator, weighted=False), here, "")
-    values = product(model.dual_coef.read(0, dataset.num_rows))[rows]
-    return values if model.intercept is None else values + model.intercept
+    values = OperatorProduct(replace(operator, weighted=False), here, "")(model.dual_coef.read(0, dataset.num_rows))
+    return values[rows] if model.intercept is None else values[rows] + model.intercept

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import ndtri
 
-from dkrr.dataset import Floats
-from dkrr.dataset.table import to_floats
+from dkrr.dataset import Floats, to_floats
 from dkrr.errors import NumericalError, ParameterError, StoreError
 from dkrr.linalg.catalogue import open_factor
 from dkrr.linalg.dense_cholesky import DenseFactor
