@@ -60,29 +60,6 @@ def test_std_equals_that_of_a_gaussian_process(tmp_path: Path, name: str, path: 
     np.testing.assert_allclose(model.predict(z, return_std=True)[1], np.sqrt(scale) * expected, rtol=1e-7)
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("intercept", [False, True])
-def test_std_with_weights_intercept_and_an_alpha_a_target(tmp_path: Path, intercept: bool, path: str) -> None:
-    x, y, z = data(t=3)
-    weight = np.where(np.arange(N) % 7, np.random.default_rng(1).uniform(0.2, 2, N), 0.0)
-    alpha = np.array([0.02, 0.5, 0.02])
-    model, other = (
-        dkrr.KernelRidge(alpha=alpha, kernel="rbf", gamma=0.5, fit_intercept=intercept, **options)
-        for options in (tiled_options(tmp_path, path), {})
-    )
-    found = model.fit(x, y, sample_weight=weight).predict(z, return_std=True)[1]
-    seen = weight > 0  # rows of weight 0 are none
-    expected = other.fit(x[seen], y[seen], sample_weight=weight[seen]).predict(z, return_std=True)[1]
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert len(model._model.variance_systems.systems) == 2
-    # a saved model knows the same, its weights included
-    model.save(tmp_path / "model.zarr")
-    again = dkrr.load_model(tmp_path / "model.zarr")
-    np.testing.assert_allclose(again.predict_std(z), found, rtol=1e-12)
-    noise = again.predict_std(z, noise=True) ** 2 - found**2
-    np.testing.assert_allclose(noise, np.tile(again.sigma2 * alpha, (60, 1)), rtol=1e-9)
-
-
 @pytest.mark.parametrize(("rows", "targets"), [(1e70, 1e-100), (1e-90, 1e100)])
 def test_a_sigma2_beyond_float64_is_no_standard_deviation_of_zero(rows: float, targets: float) -> None:
     rng = np.random.default_rng(2)
