@@ -472,16 +472,15 @@ class _Attempts:
         if found is None:
             return self._taken(self.first)
         ways = {key_of(way.way): way for way in (*self._others(), self.first)}
-        following = ways.get(key_of(found["next"]))
         with contextlib.suppress(LockedError), hold_lock(found["useless"]):  # of a process that was killed
             remove_array(found["useless"])
-        if following is None:
-            return self._taken(self.first)
-        known = [(ways.get(key_of(item["settings"])), item["because"]) for item in found["given_up"]]
-        self._given_up = [(way, because) for way, because in known if way is not None]
-        self.workspace.given_up[:] = found["given_up"]
-        logger.info("going on with %s: %s", following.name, self._sentences())
-        return self._taken(following)
+        following = ways.get(key_of(found["next"]))
+        if following is not None:
+            known = [(ways.get(key_of(item["settings"])), item["because"]) for item in found["given_up"]]
+            self._given_up = [(way, because) for way, because in known if way is not None]
+            self.workspace.given_up[:] = found["given_up"]
+            logger.info("going on with %s: %s", following.name, self._sentences())
+        return self._taken(following or self.first)
 
     def after(self, way: FitSettings, error: DkrrError, solve: FitResult) -> FitSettings | None:
         """The way that follows one that ended in an error; None when there is none, and the error stays.
@@ -532,15 +531,16 @@ class _Attempts:
     def _sentences(self) -> str:
         return "; ".join(str(item["sentence"]) for item in self.workspace.given_up)
 
-    def _next(self, ways: Sequence[FitSettings]) -> FitSettings | None:
-        """The cheapest that does not share the defect of one that was given up."""
-        usable = [way for way in ways if not any(_shares(because, failed, way) for failed, because in self._given_up)]
-        return min(usable, key=self._seconds, default=None)
+    def _next(self, ways: Sequence[FitSettings], *also: tuple[FitSettings, Blame]) -> FitSettings | None:
+        """The cheapest that does not share the defect of one that was given up; ``also``: as if those were, too."""
+        failed = (*self._given_up, *also)
+        usable = [way for way in ways if not any(_shares(because, other, way) for other, because in failed)]
+        return min(usable, key=lambda way: self._seconds(way, *also), default=None)
 
-    def _seconds(self, way: FitSettings) -> float:
+    def _seconds(self, way: FitSettings, *also: tuple[FitSettings, Blame]) -> float:
         """What a way costs now: what is there costs nothing, and iterations are as many times more as they were."""
         seconds = {} if way.foreseen is None else dict(way.foreseen.seconds)
-        for failed, because in self._given_up:
+        for failed, because in (*self._given_up, *also):
             if way.solver == failed.solver == "cg" and way.rank == failed.rank:
                 seconds.pop("precondition", None)
             if way.gram == failed.gram == "stored" and way.tile_size == failed.tile_size:
@@ -557,11 +557,8 @@ class _Attempts:
 
         def other_seconds() -> float | None:
             """Of the way that would follow a slow one; None where there is none, or nothing was measured."""
-            self._given_up.append((way, "slow"))
-            following = self._next(self._others())
-            price = None if following is None else self._seconds(following)
-            self._given_up.pop()
-            return price or None
+            following = self._next(self._others(), (way, "slow"))
+            return None if following is None else self._seconds(following, (way, "slow")) or None
 
         if self.ways.priced:
             self.workspace.other_seconds = other_seconds

@@ -103,10 +103,6 @@ class Machine:
         Until the model is written and the workers are gone.
     cache_bytes
         Memory in which files stay after they were written.
-    syrk_share, trsm_share, potrf_share
-        Rates of the other routines on tiles against that of gemm.
-    write_memory
-        Bytes a second that one worker writes to files in the page cache, checksum included.
     """
 
     threads: int
@@ -127,10 +123,6 @@ class Machine:
     first_product_seconds: float
     end_seconds: float
     cache_bytes: float
-    syrk_share: float = 0.9
-    trsm_share: float = 0.85
-    potrf_share: float = 0.6
-    write_memory: float = 2e9
 
     def gemm(self, precision: str) -> float:
         """Flops a second in a precision."""
@@ -356,14 +348,15 @@ class TileSeconds:
         rate = machine.gemm("float64" if size == 8 else "float32") / threads
         one_read = b * b * threads / machine.mapped_read
         make = 2 * 8 * one_read if gram == "stored" else b * b * machine.block_entry * threads
+        # the other routines reach these shares of the rate of gemm; 2 GB/s to files in the page cache, with checksums
         return cls(
             gemm=2 * b**3 / rate,
-            syrk=b**3 / (machine.syrk_share * rate),
-            trsm=b**3 / (machine.trsm_share * rate),
-            potrf=b**3 / 3 / (machine.potrf_share * rate),
+            syrk=b**3 / (0.9 * rate),
+            trsm=b**3 / (0.85 * rate),
+            potrf=b**3 / 3 / (0.6 * rate),
             make=make,
             read=size * one_read,
-            write=size * b * b / machine.write_memory,
+            write=size * b * b / 2e9,
         )
 
     def of_task(self, key: Key, grid: TileGrid, split: Split) -> float:

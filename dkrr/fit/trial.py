@@ -314,13 +314,11 @@ def sample_trial(dataset: Dataset, kernel: Kernel, seconds: float, *, seed: int 
     numbers = np.concatenate([np.arange(start, min(start + step, n)) for start in starts])
     wanted = size + POOL_ROWS * int(affordable_rank(seconds))
     chosen = rng.choice(numbers, min(wanted, len(numbers)), replace=False)
-    order = np.argsort(chosen)
-    place = np.argsort(order)
     size = min(size, max(1, len(chosen) // 2)) if len(chosen) < n or n > size else len(chosen)
-    x = read_rows(dataset.X, chosen[order], rows_of(dataset, kernel).center)[place]
-    targets, weight = read_rows(dataset.targets, chosen[order])[place[:size]], None
+    x = read_rows(dataset.X, chosen, rows_of(dataset, kernel).center)
+    targets, weight = read_rows(dataset.targets, chosen[:size]), None
     if dataset.weight is not None:
-        weight = np.sqrt(read_rows(dataset.weight, chosen[order])[place, 0])
+        weight = np.sqrt(read_rows(dataset.weight, chosen)[:, 0])
         targets = targets * weight[:size, None]
     return Trial(kernel, np.ascontiguousarray(x), targets, n, weight, seed, seconds)
 

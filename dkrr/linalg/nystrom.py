@@ -158,12 +158,12 @@ def choose_rows(
 
 
 def read_rows(array: RowArray, numbers: Indices, center: tuple[float, ...] | None = None) -> FloatMatrix:
-    """The rows (s, k) with these ascending numbers, centred if asked; only chunks that hold one are read."""
+    """The rows (s, k) with these numbers, in their order, centred if asked; only chunks that hold one are read."""
     result = np.empty((len(numbers), array.num_columns))
     for start, stop in array.blocks():
-        first, last = np.searchsorted(numbers, (start, stop))
-        if first < last:
-            result[first:last] = array.read(start, stop)[numbers[first:last] - start]
+        here = (start <= numbers) & (numbers < stop)
+        if here.any():
+            result[here] = array.read(start, stop)[numbers[here] - start]
     if center is not None:
         result -= np.asarray(center)
     return result

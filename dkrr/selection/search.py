@@ -81,12 +81,9 @@ def draw_subset(dataset: Dataset, num_rows: int, seed: int, location: str) -> Da
     if len(usable) < 2:
         raise DataError(f"{dataset.path} has {len(usable)} rows of positive weight", hint="two at least are needed")
     chosen = usable[np.random.default_rng(seed).permutation(len(usable))[:num_rows]]
-    order = np.argsort(chosen)
-    place = np.argsort(order)
-    x, y, own = (
-        None if part is None else read_rows(part, chosen[order])[place] for part in (dataset.X, dataset.targets, weight)
-    )
-    return ingest(x, location, y=y, sample_weight=None if own is None else own[:, 0], wait=True)
+    x, y = (read_rows(part, chosen) for part in (dataset.X, dataset.targets))
+    own = None if weight is None else read_rows(weight, chosen)[:, 0]
+    return ingest(x, location, y=y, sample_weight=own, wait=True)
 
 
 def explained(rows: Dataset, num_rows: int, *, intercept: bool) -> Explained:
