@@ -2,31 +2,25 @@
 
 Everything is measured while as many threads are busy as there will be workers, for cores that share a cache, a memory
 bus or a power budget are slower together than alone. Where workers will run another BLAS kernel than this process
-(``OPENBLAS_CORETYPE``), a process with their environment measures.
+(``OPENBLAS_CORETYPE``), a process with their environment measures: about half a second, once per process for the same
+kernel, number of features and folder.
 
-Cost: about half a second; once per process for the same kernel, number of features and folder.
-
-What is chosen by simulation: the edge of the tiles, and which sums are split, for as many workers as there are.
-
-The choice is made on nominal cores (:func:`nominal_machine`), not by rates that were measured a moment ago: the tile
-size is part of a factor's key, and the same job has to find its factor again. What is expected of the choice is
-simulated with the rates of the machine (:mod:`dkrr.fit.prices`).
-
-Cost: less than 1 s for n = 20,000, some seconds for n = 1,000,000 on hundreds of workers; nothing for up to 4 workers.
-
-Simulation of a factorisation: how long the tasks of a tile Cholesky take on W workers, and how busy these are.
+:func:`simulate` says how long the tasks of a tile Cholesky take on W workers, and how busy these are.
 
     efficiency = work / (W makespan),    work = seconds of all tasks without a split
 
 The graph is the engine's own: its nodes, their order as priorities, what travels in one message, and how many messages
 the scheduler knows. A free worker takes the first of them. Each task takes the seconds of its products, of its solve,
-of the tile of A, and of what it reads and writes.
+of the tile of A, and of what it reads and writes. You need it where few tiles meet many workers: it says what to expect
+of more workers, and what splitting sums (:mod:`dkrr.linalg.factor_schedule`) saves. It knows no network: on several
+machines the rates of reading and writing have to be those of the store that they share.
 
-You need it where few tiles meet many workers: it says what to expect of more workers, and what splitting sums
-(:mod:`dkrr.linalg.factor_schedule`) saves. It knows no network: on several machines the rates of reading and writing
-have to be those of the store that they share.
+The edge of the tiles, and which sums are split, are chosen by simulation on nominal cores (:func:`nominal_machine`),
+not by rates that were measured a moment ago: the tile size is part of a factor's key, and the same job has to find its
+factor again. What is expected of the choice is simulated with the rates of the machine (:mod:`dkrr.fit.prices`).
 
-Cost: about 10 microseconds a task; 0.1 s for 100 tiles a side, 1 s for 250.
+Cost: about 10 microseconds a task; 0.1 s for 100 tiles a side, 1 s for 250. A choice takes less than 1 s for n =
+20,000, some seconds for n = 1,000,000 on hundreds of workers, and nothing for up to 4 workers.
 """
 
 from __future__ import annotations

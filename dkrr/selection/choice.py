@@ -1,6 +1,6 @@
-"""What a search for hyperparameters is asked, and what it answers: settings, candidates, the result.
+"""What a search for hyperparameters is asked, what it answers, how one is chosen, and how well one explains rows.
 
-Plain frozen data; the search itself is :mod:`dkrr.selection.tuning`.
+Settings, candidates and the result are plain frozen data; the search itself is :mod:`dkrr.selection.tuning`.
 
 Of candidates whose error is as good as the best, the one is chosen whose system of all rows is the best conditioned:
 |K| / alpha decides how many iterations a fit takes, and whether float32 will do, while what it costs besides is nearly
@@ -10,15 +10,10 @@ three to ten times as large, for the same rows are hard for both. Of a grid of a
 protein and bike it let in ones whose error on the test rows was 3.1, 1.2, 0.4 and 0 % above that of the best; the
 difference let in ones that were 0.05, 0, 0 and 0 % above it.
 
-References
-----------
-Breiman, Friedman, Olshen and Stone, Classification and Regression Trees, 1984, section 3.4.3, for the rule.
-
-How well a kernel, its widths and an alpha explain rows: the marginal likelihood with gradients, and leave-one-out.
-
-With A = S K S + alpha I, S = diag(sqrt(w)), and a Gaussian process prior y ~ N(b, sigma^2 c^2 (K + alpha W^-1)) for
-each of t targets of variance c^2, of which sigma^2 (one for all of them) and the intercepts b are given the values that
-maximise it,
+How well a kernel, its widths and an alpha explain rows is said by the marginal likelihood, with gradients, and by
+leave-one-out (:class:`Explained`). With A = S K S + alpha I, S = diag(sqrt(w)), and a Gaussian process prior
+y ~ N(b, sigma^2 c^2 (K + alpha W^-1)) for each of t targets of variance c^2, of which sigma^2 (one for all of them) and
+the intercepts b are given the values that maximise it,
 
     u = A^-1 S (y - b) / c,    q = (S (y - b))^T u / c,    sigma^2 = sum(q) / (n t)
     -log p / (n t) = (log 2 pi + 1 + log sigma^2) / 2 + log det A / (2 n) - sum_i log s_i / n + mean(log c)
@@ -49,11 +44,12 @@ You need it to choose hyperparameters on a subset of the rows; everything is flo
 
 Cost
 ----
-n^2 / 2 entries, n^3 flops for factor and inverse, 2 n^2 d for the gradient (n^2 d / 2 differences for the laplacian);
-16 n^2 bytes and strips.
+Of an evaluation: n^2 / 2 entries, n^3 flops for factor and inverse, 2 n^2 d for the gradient (n^2 d / 2 differences for
+the laplacian); 16 n^2 bytes and strips.
 
 References
 ----------
+Breiman, Friedman, Olshen and Stone, Classification and Regression Trees, 1984, section 3.4.3, for the rule.
 Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, sections 4.2.1, 5.1, 5.4.1 and 5.4.2.
 Sundararajan and Keerthi (2001), Predictive approaches for choosing hyperparameters in Gaussian processes.
 """

@@ -1,6 +1,11 @@
-"""KernelRidgeCV: kernel ridge regression that chooses its alpha by held-out error.
+"""KernelRidgeCV: kernel ridge regression that chooses its alpha by held-out error, of a grid of alphas.
 
-A grid of alphas through tiles, for rows beyond an eigendecomposition in memory.
+    gram  ->  eigendecomposition  ->  for every alpha: predictions of held-out rows  ->  scores  ->  alpha
+
+Rows in memory are held out one by one or by folds (:class:`AlphaPath`); in feature space two passes over the rows serve
+all alphas (:func:`primal_search`). A fold whose training rows are all the others is answered from the fit of all rows;
+any other split (time-ordered ones train on the past alone) needs a fit of its own. Beyond an eigendecomposition in
+memory there are tiles (:class:`PathFit`):
 
     cholesky    one stored Gram matrix; for each alpha a factor, the solution, the exact diagonal of the inverse
     primal      two passes over the rows for all alphas: :mod:`dkrr.linalg.primal`
@@ -8,14 +13,6 @@ A grid of alphas through tiles, for rows beyond an eigendecomposition in memory.
 Factors of alphas that are not the best of any target are removed as soon as that is known, so that at most t + 1 lie on
 the disk at once; those that were in the store before, or that another fit has used meanwhile, stay there. The smallest
 alpha comes first: where it is too small for a factor, that is known before the others are paid for.
-
-Held-out predictions for a grid of alphas, their scores, and the alpha that they choose.
-
-    gram  ->  eigendecomposition  ->  for every alpha: predictions of held-out rows  ->  scores  ->  alpha
-
-Rows in memory are held out one by one or by folds (:class:`AlphaPath`); in feature space two passes over the rows serve
-all alphas (:func:`primal_search`). A fold whose training rows are all the others is answered from the fit of all rows;
-any other split (time-ordered ones train on the past alone) needs a fit of its own.
 
 Scores are those of scikit-learn's RidgeCV. Leave-one-out predictions are scored all together: without ``scoring`` by
 -mean(w_i e_i^2) over all rows, else by the scorer. Folds are scored one by one, by R^2 unless told otherwise, and their
@@ -25,9 +22,8 @@ Cost
 ----
 One eigendecomposition (9 n^3 flops at most), then 2 n^2 (t + 1) flops an alpha for leave-one-out, n f^2 for every alpha
 and fold of f rows, and an eigendecomposition more for each split whose training rows are not all the others, or that
-holds out rows of weight 0.
-24 n^2 bytes. Or, for leave-one-out with few alphas, 2/3 n^3 flops an alpha and 16 n^2 bytes.
-Through tiles: 2/3 n^3 flops an alpha and n^2 / 2 numbers more on disk than one fit.
+holds out rows of weight 0; 24 n^2 bytes. For leave-one-out with few alphas 2/3 n^3 flops an alpha and 16 n^2 bytes.
+Through tiles 2/3 n^3 flops an alpha and n^2 / 2 numbers more on disk than one fit.
 """
 
 from __future__ import annotations
