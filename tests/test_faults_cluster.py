@@ -32,8 +32,8 @@ from dkrr.engine.machine import worker_environment
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import ClusterError, DkrrError, WorkerLostError
 from dkrr.fit.fitting import FitSettings, fit_rows
-from dkrr.linalg.cholesky import factorise
-from dkrr.linalg.verify import verify_factor
+from dkrr.linalg.direct import factorise
+from dkrr.linalg.gram import verify_factor
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import Model, load_model
 from dkrr.models.prediction import predict_dataset

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from dkrr.dataset import ingest, open_dataset, prepare_rows
-from dkrr.dataset.destination import storage_errors
 from dkrr.errors import (
     DamagedChunkError,
     DataError,
@@ -29,13 +28,12 @@ from dkrr.errors import (
 )
 from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.linalg.blocks import BlockColumns
-from dkrr.linalg.cholesky import factorise
-from dkrr.linalg.direct import CholeskyFactor, CholeskySolver
+from dkrr.linalg.direct import CholeskyFactor, CholeskySolver, factorise
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import Model, load_model
 from dkrr.models.prediction import predict_dataset, score_dataset
-from dkrr.store.files import join, remove_array
+from dkrr.store.files import join, remove_array, storage_errors
 from dkrr.tiles import TileMatrix
 from tests.faults import (
     DAMAGES,
@@ -456,7 +454,7 @@ def test_damage_never_changes_a_prediction(part: str, damage: str, tmp_path: Pat
     data = ingest(x, tmp_path / "rows.zarr", y=x[:, :1], rows_per_chunk=1024)
     kernel = operator(data).kernel
     solution = _some_solution()
-    from dkrr.linalg.predict import ArrayRows
+    from dkrr.linalg.products import ArrayRows
 
     coefficients = rng.standard_normal((n, 1))
     model = Model(kernel=kernel, x_fit=ArrayRows(x), dual_coef=ArrayRows(coefficients), solution=solution)

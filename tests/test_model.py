@@ -18,7 +18,7 @@ import dkrr.models.model
 from dkrr import KernelRidge, Model, load_model
 from dkrr.dataset import Scaling
 from dkrr.errors import DamagedChunkError, DataError, StoreError
-from dkrr.linalg.predict import ArrayRows
+from dkrr.linalg.products import ArrayRows
 from dkrr.store.documents import write_manifest
 from tests.reference import dense_predict, reference_kernel
 

@@ -10,12 +10,9 @@ from dkrr.dataset.columns import (
     target_columns,
     unique_names,
 )
-from dkrr.dataset.dataset import Dataset, Generation, fields_of, open_dataset
-from dkrr.dataset.destination import FORMAT as DATASET_FORMAT
-from dkrr.dataset.destination import check_outside
+from dkrr.dataset.dataset import Dataset, Generation, attributes_of, fields_of, open_dataset
 from dkrr.dataset.ingest import append, ingest
 from dkrr.dataset.rows import (
-    CheckedRows,
     Floats,
     RowArray,
     decode_floats,
@@ -26,12 +23,10 @@ from dkrr.dataset.rows import (
 from dkrr.dataset.scaling import DRIFT_LIMIT, Scaling, prepare_rows, read_mask, row_hash_fraction
 from dkrr.dataset.sources import Table, open_table
 from dkrr.dataset.table import check_shape, to_floats, with_mask
-from dkrr.dataset.writer import drop_generations, keep_last
+from dkrr.dataset.writer import check_outside, drop_generations, keep_last
 
 __all__ = [
-    "DATASET_FORMAT",
     "DRIFT_LIMIT",
-    "CheckedRows",
     "Dataset",
     "Fitted",
     "Floats",
@@ -40,6 +35,7 @@ __all__ = [
     "Scaling",
     "Table",
     "append",
+    "attributes_of",
     "check_outside",
     "check_shape",
     "decode_floats",

@@ -46,17 +46,16 @@ from dkrr.errors import (
 )
 from dkrr.fit.choices import FitSettings
 from dkrr.fit.plan import Decision
-from dkrr.linalg.blocks import BlockColumns, FloatMatrix
+from dkrr.linalg.blocks import BlockColumns, FloatMatrix, centre_dataset, right_hand_sides, target_alphas
 from dkrr.linalg.catalogue import FrozenCenter, ancestors, choose_center, continue_lineage, gram_fields, key_of
 from dkrr.linalg.cg_solver import CGSolver
 from dkrr.linalg.direct import CholeskySolver
 from dkrr.linalg.factor_precondition import float32_location
-from dkrr.linalg.gram import build_gram, rows_of
+from dkrr.linalg.gram import build_gram
 from dkrr.linalg.matmul import residual_norms
-from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.predict import ArrayRows, check_training_rows
+from dkrr.linalg.operators import RidgeOperator, rows_of
+from dkrr.linalg.products import ArrayRows, check_training_rows
 from dkrr.linalg.solution import Solution
-from dkrr.linalg.targets import centre_dataset, right_hand_sides, target_alphas
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.chunks import ChunkArray
 from dkrr.store.failpoints import failpoint

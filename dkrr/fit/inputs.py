@@ -28,11 +28,11 @@ import numpy as np
 import psutil
 
 from dkrr.dataset import (
-    DATASET_FORMAT,
     Dataset,
     Floats,
     RowArray,
     Table,
+    attributes_of,
     check_shape,
     fields_of,
     ingest,
@@ -140,10 +140,7 @@ def find_dataset(X: Any) -> Any:
     """The data set at a path; anything else as it is."""
     if not isinstance(X, str | Path) or not (is_url(str(X)) or Path(X).is_dir()):
         return X
-    document = read_json(str(X), "zarr.json")
-    attributes = document.get("attributes") if isinstance(document, dict) else None
-    is_ours = isinstance(attributes, dict) and attributes.get("dkrr_format") == DATASET_FORMAT
-    return open_dataset(at_present(X)) if is_ours else X
+    return X if attributes_of(str(X)) is None else open_dataset(at_present(X))
 
 
 def source_table(X: Any, y: Any) -> Table:

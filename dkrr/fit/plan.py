@@ -40,7 +40,7 @@ from dkrr.fit.prices import priced_way
 from dkrr.fit.rates import FEW_WORKERS, Machine, itemsize
 from dkrr.fit.trial import Trial
 from dkrr.linalg.catalogue import Ancestor, CenterJudge, ancestors
-from dkrr.linalg.factor_schedule import strips_bytes
+from dkrr.linalg.direct import strips_bytes
 from dkrr.linalg.workspace import choose_tile_size, task_bytes
 from dkrr.store.files import is_url
 from dkrr.tiles import TileGrid, TileMatrix

@@ -12,7 +12,7 @@ kernel, number of features and folder.
 The graph is the engine's own: its nodes, their order as priorities, what travels in one message, and how many messages
 the scheduler knows. A free worker takes the first of them. Each task takes the seconds of its products, of its solve,
 of the tile of A, and of what it reads and writes. You need it where few tiles meet many workers: it says what to expect
-of more workers, and what splitting sums (:mod:`dkrr.linalg.factor_schedule`) saves. It knows no network: on several
+of more workers, and what splitting sums (:mod:`dkrr.linalg.direct`) saves. It knows no network: on several
 machines the rates of reading and writing have to be those of the store that they share.
 
 The edge of the tiles, and which sums are split, are chosen by simulation on nominal cores (:func:`nominal_machine`),
@@ -56,7 +56,8 @@ from dkrr.engine.machine import (
 from dkrr.engine.tasks import WINDOW, Bundle, Key, Queue
 from dkrr.errors import DkrrError, StorageFullError
 from dkrr.kernels import Kernel, kernel_from_dict, make_kernel
-from dkrr.linalg.factor_schedule import Split, cholesky_nodes, usual_split
+from dkrr.linalg.cholesky import Split
+from dkrr.linalg.direct import cholesky_nodes, usual_split
 from dkrr.linalg.products import is_nonnegative, kernel_product
 from dkrr.linalg.workspace import task_bytes
 from dkrr.store.files import delete_key, is_url, join, name_of, parent_of, read_key, write_key

@@ -20,8 +20,8 @@ import numpy as np
 
 from dkrr import __version__
 from dkrr.dataset import Floats, RowArray
-from dkrr.dataset.destination import check_outside, storage_errors
 from dkrr.dataset.sources import Table
+from dkrr.dataset.writer import check_outside
 from dkrr.errors import DataError, ParameterError, StoreError
 from dkrr.jobs.run_directory import utc_now
 from dkrr.models.model import BLOCK_ROWS
@@ -38,6 +38,7 @@ from dkrr.store.files import (
     read_json,
     remove_array,
     sibling,
+    storage_errors,
     write_json,
 )
 from dkrr.store.interruption import check_fence

@@ -38,7 +38,7 @@ from dkrr.errors import LockedError, StoreError
 from dkrr.jobs.inspection import kind_of
 from dkrr.jobs.registry import ALIASES, GRACE_SECONDS, VERSIONS, NamedModel
 from dkrr.linalg.catalogue import recorded_models
-from dkrr.linalg.factor_schedule import factor_of_scratch
+from dkrr.linalg.direct import factor_of_scratch
 from dkrr.store.files import (
     USERS,
     children,

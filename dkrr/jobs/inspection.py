@@ -19,8 +19,8 @@ from dkrr.jobs.registry import ALIASES, VERSIONS, NamedModel, check_version
 from dkrr.jobs.run_directory import RunDirectory, run_kind
 from dkrr.jobs.status import look_once
 from dkrr.kernels import kernel_from_dict
+from dkrr.linalg.gram import verify_factor, verify_gram
 from dkrr.linalg.operators import RidgeOperator, Rows
-from dkrr.linalg.verify import verify_factor, verify_gram
 from dkrr.models.model import BLOCK_ROWS, load_model
 from dkrr.store.files import arrays_below, is_url, join, list_keys, parent_of, read_json
 from dkrr.tiles import TileGrid, TileMatrix

@@ -35,7 +35,7 @@ from dkrr.jobs.tables import Shown, fit_facts
 from dkrr.kernels import Kernel
 from dkrr.linalg.catalogue import Ancestor, ancestors, record_rows
 from dkrr.linalg.loss import make_loss
-from dkrr.linalg.predict import ArrayRows
+from dkrr.linalg.products import ArrayRows
 from dkrr.linalg.solution import NystromSettings, Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import Model, load_model

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from dkrr.dataset.destination import check_outside
+from dkrr.dataset.writer import check_outside
 from dkrr.engine import configuration
 from dkrr.errors import StoreError, StoreMismatchError
 from dkrr.fit.choices import SolverChoice

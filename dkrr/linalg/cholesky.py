@@ -19,7 +19,7 @@ Of a diagonal tile whose first r rows are finished, with the new rows P = A[r:, 
     L21 = P1 L11^-T,     L22 = potrf(P2 - L21 L21^T)
 
 So rows can be computed in strips, and the first terms of a long sum ahead of the others, as tasks of their own, whose
-results wait in a scratch array for the task that writes the tile; see :mod:`dkrr.linalg.factor_schedule`.
+results wait in a scratch array for the task that writes the tile; see :mod:`dkrr.linalg.direct`.
 
 Cost
 ----
@@ -41,28 +41,55 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.engine.tasks import Executor, Progress, RunSummary
-from dkrr.errors import DamagedChunkError, DataError, StoreMismatchError
+from dkrr.errors import DamagedChunkError, DataError
 from dkrr.linalg.catalogue import TakenOver
-from dkrr.linalg.factor_schedule import (
-    NewRows,
-    Split,
-    cholesky_nodes,
-    num_first_terms,
-    scratch_location,
-    usual_split,
-)
-from dkrr.linalg.gram import gram_owner
+from dkrr.linalg.gram import factor_sample_agrees
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.passes import made, run_with_repairs
 from dkrr.linalg.solution import no_factor
-from dkrr.linalg.verify import factor_sample_agrees
 from dkrr.store.chunks import ChunkArray, FloatArray
-from dkrr.store.files import remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import buffer, gemm_nt, leading_minor_pivot, potrf, rounded_pivot, syrk, trsm_right
+from dkrr.tiles.store import made
 
 logger = logging.getLogger("dkrr.linalg")
+
+
+# of a shorter sum of a strip the first terms are no task of their own
+MIN_TERMS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """Which sums are split, and where.
+
+    Parameters
+    ----------
+    num_columns
+        The last so many columns are split; 0 for none.
+    num_last
+        w, the terms that are left to the task of the tile.
+    """
+
+    num_columns: int = 0
+    num_last: int = 1
+
+    def applies(self, grid: TileGrid, j: int) -> bool:
+        """Whether the sums of column j are split: it is one of the last, and two terms or more come before the rest."""
+        return j >= max(self.num_last + 2, grid.num_tiles - self.num_columns)
+
+    def first_rest(self, grid: TileGrid, j: int) -> int:
+        """The first term of column j that is left to the task of the tile."""
+        return j - self.num_last if self.applies(grid, j) else 0
+
+    def to_dict(self) -> dict[str, int]:
+        """Plain data, for the record of a run."""
+        return {"num_columns": self.num_columns, "num_last": self.num_last}
+
+
+def num_first_terms(j: int) -> int:
+    """So many terms of the sum of a strip in column j are a task of their own; 0 where there are few."""
+    return (j + 1) // 2 if j >= MIN_TERMS else 0
+
 
 Span = tuple[int, int]
 """First row within a row block, and one past the last."""
@@ -340,68 +367,3 @@ def _not_finite(task: CholeskyTask, i: int, j: int, c: Any) -> DataError:
         f"kernel {task.operator.kernel}",
         hint="scale the features",
     )
-
-
-def factorise(
-    operator: RidgeOperator,
-    factor: TileMatrix,
-    executor: Executor,
-    progress: Progress | None = None,
-    *,
-    split: Split | None = None,
-    taken: TakenOver | None = None,
-) -> RunSummary:
-    """Compute every tile of L that is not valid.
-
-    A tile that a reader finds damaged is deleted and computed again, then everything that still misses; so is a tile of
-    the stored Gram matrix of a kernel.
-
-    Parameters
-    ----------
-    split
-        Which sums are split. No byte of the factor depends on it; None takes what is usual for the executor's threads.
-    taken
-        What earlier factors have of its ragged tiles.
-
-    Raises
-    ------
-    NotPositiveDefiniteError
-        A pivot is not positive; names the global row, the pivot, alpha and a suggested alpha.
-    DamagedChunkError
-        A tile of a given (precomputed) matrix or a row chunk is damaged.
-    StoreError
-        A tile is damaged again and again.
-    """
-    grid, taken = factor.grid, taken or TakenOver()
-    side, b = grid.num_tiles, grid.tile_size
-    split = usual_split(side, executor.num_threads) if split is None else split
-    first = {i: taken.first(i) for i in range(taken.num_rows // b, side) if taken.first(i) < grid.rows(i)}
-    new = NewRows.of(grid, taken.num_rows, first, executor.num_threads)
-    parts, beside = None, scratch_location(factor)
-    if new.strips or split.applies(grid, side - 1):
-        most, rows = new.most if new.strips else (1, b)
-        create = partial(
-            ChunkArray.create, beside, "", shape=(2 * side * most * rows, side * b), chunks=(rows, b),
-            dtype=factor.array.dtype, attributes={"split": split.to_dict(), "strips": list(new.strips.items())},
-        )  # fmt: skip
-        try:
-            parts = create()
-        except StoreMismatchError:  # of an attempt with another split, other workers or other finished rows
-            remove_array(beside)
-            parts = create()
-    task = CholeskyTask(operator, factor, split, taken, new.strips, parts)
-
-    def again(index: tuple[int, ...]) -> None:
-        task.forget_parts(index[0])
-        factor.array.delete(index)
-
-    owners = {factor.location: again, **gram_owner(operator, executor)}
-    if parts is not None:
-        owners[parts.location] = parts.delete
-    nodes = cholesky_nodes(grid, split, new)
-    summary = run_with_repairs(executor, "factorise", factor_tile, task, nodes, progress, owners=owners)
-    remove_array(beside)
-    # what was done is counted in tiles
-    summary.num_computed -= sum(len(key) > 2 for key in summary.values)
-    summary.num_tasks = grid.num_lower
-    return summary

@@ -27,7 +27,17 @@ import numpy as np
 
 from dkrr.engine.machine import single_blas_thread
 from dkrr.errors import DataError, DkrrError, NumericalError
-from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector, add_scaled, largest, norms, ratio, row_blocks
+from dkrr.linalg.blocks import (
+    BlockColumns,
+    FloatMatrix,
+    FloatVector,
+    add_scaled,
+    best_intercept,
+    largest,
+    norms,
+    ratio,
+    row_blocks,
+)
 from dkrr.linalg.gram import gram_owner
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.passes import Operands, Pass
@@ -43,7 +53,6 @@ from dkrr.linalg.products import (
     super_blocks,
     within,
 )
-from dkrr.linalg.targets import best_intercept
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.chunks import FloatArray
 from dkrr.tiles import TileGrid

@@ -239,3 +239,11 @@ class RidgeOperator:
     def num_features(self) -> int:
         """d of the rows; 1 for a precomputed matrix."""
         return 1 if self.rows is None else self.rows.open().num_features
+
+
+def rows_of(dataset: Dataset, kernel: Kernel | None, center: tuple[float, ...] | None = None) -> Rows:
+    """Reference to the rows of a data set; a translation-invariant kernel is centred at its own point, unless told."""
+    own = None if kernel is None else kernel.center(dataset.x_mean, dataset.x_std)
+    if own is not None and center is None:
+        center = tuple(own.tolist())
+    return Rows.of(dataset, None if own is None else center)

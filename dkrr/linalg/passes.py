@@ -18,105 +18,31 @@ The operands to every task, and one part from each; the driver holds the sum and
 from __future__ import annotations
 
 import contextlib
-import logging
 import uuid
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from dkrr.dataset.destination import storage_errors
 from dkrr.engine.cluster import memory_limit_of
 from dkrr.engine.machine import single_blas_thread
-from dkrr.engine.tasks import Executor, InProcessExecutor, Node, Progress, RunSummary, run_task
-from dkrr.errors import DamagedChunkError, DataError, DkrrError, PlanRefusedError, StoreError
+from dkrr.engine.tasks import InProcessExecutor, Node, RunSummary, run_task
+from dkrr.errors import DamagedChunkError, DataError, DkrrError, PlanRefusedError
 from dkrr.linalg.blocks import FloatMatrix
-from dkrr.linalg.workspace import Workspace
+from dkrr.linalg.workspace import Owners, Workspace, repaired
 from dkrr.store.chunks import ChunkArray
-from dkrr.store.failpoints import failpoint
-from dkrr.store.files import place, remove_array
+from dkrr.store.files import place, remove_array, storage_errors
 from dkrr.store.lease import hold_lock
-from dkrr.tiles.blas import is_finite
+from dkrr.tiles.store import made
 
-Owners = Mapping[str, Callable[[tuple[int, ...]], object]]
-"""For the location of each array that tasks read: how its chunk with an index is made again, or made missing."""
 # 64 tasks keep 16 workers busy; fewer where they would be shorter than about 0.1 s
 MAX_TASKS = 64
 MIN_TASK_ENTRIES = 5e7
 ROW_MULTIPLE = 256
-MAX_REPAIRS = 100
-MAX_REPAIRS_OF_A_TILE = 3
-Result = TypeVar("Result")
-logger = logging.getLogger("dkrr.linalg")
-
-
-def made(
-    site: str, compute: Callable[[], Any], write: Callable[[Any], object], explain: Callable[[Any], DkrrError]
-) -> bool:
-    """Compute something, prove that it is finite, and write it; True.
-
-    ``explain`` gives the error for what is not finite, or raises that of a chunk that made it so.
-    """
-    failpoint(f"{site}.before_read")
-    found = compute()
-    failpoint(f"{site}.after_compute", found)
-    if not is_finite(found):
-        raise explain(found)
-    write(found)
-    failpoint(f"{site}.after_write")
-    return True
-
-
-def repaired(action: Callable[[], Result], owners: Owners) -> Result:
-    """What ``action()`` gives, once whatever it found damaged has been made again, or removed, by its owner.
-
-    Raises
-    ------
-    DamagedChunkError
-        A chunk that has no owner.
-    StoreError
-        The same chunk for the fourth time, or more than a hundred in all: a device that loses data must not keep a fit
-        busy for ever.
-    """
-    counts: Counter[tuple[Any, ...]] = Counter()
-    while True:
-        try:
-            return action()
-        except DamagedChunkError as damage:
-            if damage.path not in owners:
-                raise
-            chunk = (damage.path, *damage.index)
-            counts[chunk] += 1
-            again = counts[chunk] > MAX_REPAIRS_OF_A_TILE
-            if again or counts.total() > MAX_REPAIRS:
-                number = f"tile {damage.index} of" if again else f"{MAX_REPAIRS} tiles of"
-                raise StoreError(
-                    f"{number} {damage.path} {'is' if again else 'are'} damaged again and again ({damage.reason})",
-                    hint="the device loses data; use another store",
-                ) from damage
-            logger.warning("%s; computing it again", damage.message)
-            owners[damage.path](damage.index)
-
-
-def run_with_repairs(
-    executor: Executor,
-    phase: str,
-    function: Any,
-    task: Any,
-    nodes: Sequence[Node],
-    progress: Progress | None = None,
-    *,
-    owners: Owners,
-) -> RunSummary:
-    """Run tasks to the end: what they find damaged is made again, or removed, and what is missing is run once more.
-
-    See :func:`repaired`.
-    """
-    return repaired(lambda: executor.run(phase, function, task, nodes, progress), owners)
 
 
 @dataclass(frozen=True)

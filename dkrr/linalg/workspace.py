@@ -1,4 +1,4 @@
-"""Where a solve keeps its arrays, who runs its tasks, how much memory they take, and what every phase did.
+"""Where a solve keeps its arrays, who runs its tasks, what becomes of damage, and what every phase did.
 
 What n, d and a worker's memory decide is here too: tile edges, and where Gram tiles come from; and the residuals of an
 iteration, one after the other, for whoever wants to see them later.
@@ -7,21 +7,30 @@ iteration, one after the other, for whoever wants to see them later.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.engine.tasks import Executor, Progress, RunSummary
-from dkrr.errors import LockedError, ParameterError, StoreError
+from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
+from dkrr.errors import DamagedChunkError, LockedError, ParameterError, StoreError
 from dkrr.kernels import Kernel
-from dkrr.linalg.factor_schedule import Split
 from dkrr.linalg.solution import Foreseen
 from dkrr.store.files import delete_key, read_json, remove_array, write_json
 from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileGrid, TileMatrix
+
+if TYPE_CHECKING:
+    from dkrr.linalg.cholesky import Split
+
+Owners = Mapping[str, Callable[[tuple[int, ...]], object]]
+"""For the location of each array that tasks read: how its chunk with an index is made again, or made missing."""
+logger = logging.getLogger("dkrr.linalg")
+
 
 MOST_POINTS = 500
 
@@ -108,7 +117,7 @@ class Workspace:
     """Where a solve keeps its arrays and who runs its tasks; collects what every phase did.
 
     ``durable`` makes finished arrays survive a power failure (fsync at the end of a phase). ``split`` says which sums
-    of a factor are split; None leaves it to :func:`~dkrr.linalg.factor_schedule.usual_split`. ``reused`` says what was
+    of a factor are split; None leaves it to :func:`~dkrr.linalg.direct.usual_split`. ``reused`` says what was
     there already, see :meth:`record_reuse`; ``traces`` are the residuals of what iterated. ``maker`` names who removes
     matrices at the end, see :meth:`discard`; "" is nobody. ``foreseen`` is what a plan says of the way that is taken,
     ``other_seconds`` asks what the next one would take, and ``given_up`` says which ones were, see
@@ -275,3 +284,60 @@ def choose_gram(kernel: Kernel | None, num_alphas: int) -> Literal["stored", "on
     if kernel is None or num_alphas > 1 or kernel.name in ("function", "sklearn"):
         return "stored"
     return "on_the_fly"
+
+
+MAX_REPAIRS = 100
+
+
+MAX_REPAIRS_OF_A_TILE = 3
+
+
+Result = TypeVar("Result")
+
+
+def repaired(action: Callable[[], Result], owners: Owners) -> Result:
+    """What ``action()`` gives, once whatever it found damaged has been made again, or removed, by its owner.
+
+    Raises
+    ------
+    DamagedChunkError
+        A chunk that has no owner.
+    StoreError
+        The same chunk for the fourth time, or more than a hundred in all: a device that loses data must not keep a fit
+        busy for ever.
+    """
+    counts: Counter[tuple[Any, ...]] = Counter()
+    while True:
+        try:
+            return action()
+        except DamagedChunkError as damage:
+            if damage.path not in owners:
+                raise
+            chunk = (damage.path, *damage.index)
+            counts[chunk] += 1
+            again = counts[chunk] > MAX_REPAIRS_OF_A_TILE
+            if again or counts.total() > MAX_REPAIRS:
+                number = f"tile {damage.index} of" if again else f"{MAX_REPAIRS} tiles of"
+                raise StoreError(
+                    f"{number} {damage.path} {'is' if again else 'are'} damaged again and again ({damage.reason})",
+                    hint="the device loses data; use another store",
+                ) from damage
+            logger.warning("%s; computing it again", damage.message)
+            owners[damage.path](damage.index)
+
+
+def run_with_repairs(
+    executor: Executor,
+    phase: str,
+    function: Any,
+    task: Any,
+    nodes: Sequence[Node],
+    progress: Progress | None = None,
+    *,
+    owners: Owners,
+) -> RunSummary:
+    """Run tasks to the end: what they find damaged is made again, or removed, and what is missing is run once more.
+
+    See :func:`repaired`.
+    """
+    return repaired(lambda: executor.run(phase, function, task, nodes, progress), owners)

@@ -23,7 +23,6 @@ from typing import Any, cast
 import numpy as np
 
 from dkrr.dataset import (
-    CheckedRows,
     Fitted,
     Floats,
     RowArray,
@@ -41,7 +40,7 @@ from dkrr.errors import DataError, DkrrError, ParameterError, StoreError
 from dkrr.kernels import Kernel, kernel_from_dict
 from dkrr.kernels.features import FeatureMap, feature_map
 from dkrr.linalg.leave_one_out import IntervalMethod, Quantiles, check_method
-from dkrr.linalg.predict import ArrayRows, RowSource, predict_block
+from dkrr.linalg.products import ArrayRows, RowSource, predict_block
 from dkrr.linalg.solution import Solution
 from dkrr.markup import facts_html, lines_text, named
 from dkrr.models.uncertainty import VarianceSystems, find_variance_systems, interval, standard_deviation
@@ -422,7 +421,10 @@ class Model:
                 finally:
                     shutil.rmtree(beside, ignore_errors=True)
             else:
-                if any(isinstance(rows, CheckedRows) and is_below(rows.array.store, path) for rows in arrays.values()):
+                if any(
+                    isinstance(rows, RowArray) and rows.check is not None and is_below(rows.array.store, path)
+                    for rows in arrays.values()
+                ):
                     raise StoreError(f"the rows of this model are read from {path}", hint="save it at another address")
                 remove_array(path)  # the metadata first; also what a save that was interrupted left
                 self._write(path)
@@ -635,9 +637,9 @@ def _from_attributes(path: Any, attributes: dict[str, Any], digest: str) -> Mode
     """The model whose attributes these are, its arrays opened; raises whatever wrong attributes lead to."""
     kernel_dict, inputs = attributes["kernel"], attributes["num_inputs"]
 
-    def saved_rows(name: str) -> CheckedRows:
+    def saved_rows(name: str) -> RowArray:
         rows = RowArray.open(path, name)
-        return CheckedRows(rows.array, rows.num_rows, partial(_check_digest, path, digest), every_read=True)
+        return RowArray(rows.array, rows.num_rows, partial(_check_digest, path, digest), every_read=True)
 
     kernel = None if kernel_dict == {"kernel": "precomputed"} else kernel_from_dict(kernel_dict)
     found: dict[str, Any] = {name: attributes[name] for name in PLAIN}

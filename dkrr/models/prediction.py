@@ -30,7 +30,7 @@ from dkrr.engine.machine import single_blas_thread
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, ParameterError, StoreError
 from dkrr.fit.inputs import TemporaryStore, find_dataset
-from dkrr.linalg import variance
+from dkrr.linalg import leave_one_out as variance
 from dkrr.linalg.loss import log_probabilities, make_loss
 from dkrr.linalg.operators import Rows
 from dkrr.models.model import BLOCK_ROWS, Model, load_model

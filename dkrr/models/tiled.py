@@ -55,21 +55,16 @@ from dkrr.fit.rates import measure_machine
 from dkrr.fit.trial import sample_trial
 from dkrr.kernels import Kernel
 from dkrr.linalg.blocks import BlockColumns
-from dkrr.linalg.dense_cholesky import dense_diagonals
-from dkrr.linalg.direct import (
-    CholeskyFactor,
-    CholeskySolver,
-    forget_inverse_diagonal,
-    inverse_diagonal,
-    inverse_room,
-)
+from dkrr.linalg.dense import dense_diagonals
+from dkrr.linalg.direct import CholeskyFactor, CholeskySolver
 from dkrr.linalg.leave_one_out import LeaveOneOut, loo_from_diagonal, unscaled
 from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.nystrom import fit_nystrom, nystrom_leave_one_out
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.predict import ArrayRows
 from dkrr.linalg.primal import PrimalResult, array_source, fit_primal, primal_leave_one_out, stored_source
+from dkrr.linalg.products import ArrayRows
 from dkrr.linalg.solution import NystromSettings
+from dkrr.linalg.triangular import forget_inverse_diagonal, inverse_diagonal, inverse_room
 from dkrr.linalg.workspace import Workspace, choose_gram
 from dkrr.models.model import Model
 from dkrr.models.uncertainty import OTHER_SOLVERS, target_scale

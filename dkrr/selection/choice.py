@@ -66,8 +66,7 @@ from scipy.linalg.blas import dsymm
 from dkrr.dataset import Floats
 from dkrr.errors import NotPositiveDefiniteError, ParameterError
 from dkrr.kernels import Kernel, make_kernel
-from dkrr.linalg.dense_cholesky import DenseFactor, FactorRidge
-from dkrr.linalg.eigen import EigenRidge
+from dkrr.linalg.dense import DenseFactor, EigenRidge, FactorRidge
 from dkrr.linalg.loss import Loss, make_loss
 
 WidthKind = Literal["shared", "per_feature"]

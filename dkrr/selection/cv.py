@@ -50,8 +50,7 @@ from dkrr.errors import DataError, ParameterError
 from dkrr.fit.choices import FitSettings, Problem, SolverChoice, may_be_primal
 from dkrr.fit.plan import Decision
 from dkrr.kernels import Kernel
-from dkrr.linalg.dense_cholesky import DenseFit, FactorRidge, judge_dense
-from dkrr.linalg.eigen import EigenRidge, eigen_bytes
+from dkrr.linalg.dense import DenseFit, EigenRidge, FactorRidge, eigen_bytes, judge_dense
 from dkrr.linalg.primal import array_source, leave_one_out_errors, primal_leave_one_out, stored_source
 from dkrr.linalg.primal_passes import FeatureRows
 from dkrr.linalg.workspace import Workspace
@@ -365,7 +364,7 @@ class AlphaPath:
         Raises
         ------
         ResidualError
-            See :func:`dkrr.linalg.dense_cholesky.judge_dense`.
+            See :func:`dkrr.linalg.dense.judge_dense`.
         """
         what = "Eigendecomposition" if self.method == "eigen" else "Cholesky factors"
         u = np.zeros(self.y.shape)

@@ -76,6 +76,8 @@ def draw_subset(dataset: Dataset, num_rows: int, seed: int, location: str) -> Da
     DataError
         The data has no targets, or fewer than two rows of positive weight.
     """
+    if not dataset.num_targets:
+        raise DataError(f"{dataset.path} has no target", hint="name one: [data] target = [-1]")
     weight, n = dataset.weight, dataset.num_rows
     usable = np.arange(n) if weight is None else np.flatnonzero(weight.read(0, n)[:, 0] > 0)
     if len(usable) < 2:

@@ -6,14 +6,15 @@ stored full size with NaN in the rows and columns that do not exist.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dkrr.errors import DamagedChunkError, ParameterError, StoreError, check_whole
+from dkrr.errors import DamagedChunkError, DkrrError, ParameterError, StoreError, check_whole
 from dkrr.store.chunks import ChunkArray, FloatArray
+from dkrr.store.failpoints import failpoint
 from dkrr.tiles.blas import buffer, is_finite
 
 # A strip stays in a core's second-level cache; half and twice the size measured slower for one to ten vectors.
@@ -199,3 +200,20 @@ class TileMatrix:
         for i, j in keys:
             if not is_finite(self.read(i, j)):
                 raise self.wrong(i, j, "holds a value that is not finite")
+
+
+def made(
+    site: str, compute: Callable[[], Any], write: Callable[[Any], object], explain: Callable[[Any], DkrrError]
+) -> bool:
+    """Compute something, prove that it is finite, and write it; True.
+
+    ``explain`` gives the error for what is not finite, or raises that of a chunk that made it so.
+    """
+    failpoint(f"{site}.before_read")
+    found = compute()
+    failpoint(f"{site}.after_compute", found)
+    if not is_finite(found):
+        raise explain(found)
+    write(found)
+    failpoint(f"{site}.after_write")
+    return True

@@ -10,8 +10,7 @@ import numpy as np
 
 from dkrr.dataset import Dataset, ingest
 from dkrr.kernels import make_kernel
-from dkrr.linalg.gram import rows_of
-from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.operators import RidgeOperator, rows_of
 from dkrr.tiles import TileGrid, TileMatrix
 from tests.faults import InTurn
 

@@ -12,9 +12,9 @@ import pytest
 
 from dkrr.engine.tasks import InProcessExecutor, Node
 from dkrr.errors import NotPositiveDefiniteError
-from dkrr.linalg import factor_schedule as schedule
-from dkrr.linalg.cholesky import factorise
-from dkrr.linalg.factor_schedule import NewRows, Split, cholesky_nodes, num_first_terms
+from dkrr.linalg import direct as schedule
+from dkrr.linalg.cholesky import Split, num_first_terms
+from dkrr.linalg.direct import NewRows, cholesky_nodes, factorise
 from dkrr.linalg.gram import build_gram
 from dkrr.tiles import TileGrid, TileMatrix
 from tests.faults import chunk_files, flip, truncate

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dkrr.errors import NotPositiveDefiniteError
-from dkrr.linalg.eigen import EigenRidge
+from dkrr.linalg.dense import EigenRidge
 from tests.reference import reference_kernel
 
 RNG = np.random.default_rng(5)

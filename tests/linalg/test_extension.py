@@ -18,7 +18,7 @@ from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import MemoryBudgetError, NotPositiveDefiniteError
 from dkrr.fit.fitting import FitResult, FitSettings, fit_rows, with_lineage
 from dkrr.kernels import make_kernel
-from dkrr.linalg import factor_schedule as schedule
+from dkrr.linalg import direct as schedule
 from dkrr.linalg.solution import IterativeSettings
 from dkrr.linalg.workspace import Workspace
 from dkrr.tiles import TileMatrix

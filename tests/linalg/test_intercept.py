@@ -13,11 +13,11 @@ from dkrr.dataset import Dataset, ingest
 from dkrr.errors import DataError
 from dkrr.fit.fitting import FitResult, FitSettings, fit_rows
 from dkrr.kernels import make_kernel
-from dkrr.linalg.dense_cholesky import fit_dense
+from dkrr.linalg.blocks import centre_dataset, centre_targets, right_hand_sides
+from dkrr.linalg.dense import fit_dense
 from dkrr.linalg.matmul import residual_norms
 from dkrr.linalg.nystrom import NystromResult, fit_nystrom
 from dkrr.linalg.solution import IterativeSettings, NystromSettings
-from dkrr.linalg.targets import centre_dataset, centre_targets, right_hand_sides
 from tests.linalg.helpers import operator, rows
 from tests.linalg.test_solve import workspace
 from tests.reference import dense_bordered

@@ -13,13 +13,8 @@ import pytest
 from dkrr.engine.cluster import checked_executor
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import MemoryBudgetError, NumericalError
-from dkrr.linalg.direct import (
-    CholeskyFactor,
-    CholeskySolver,
-    inverse_diagonal,
-    panel_bytes,
-    panel_width,
-)
+from dkrr.linalg.direct import CholeskyFactor, CholeskySolver
+from dkrr.linalg.triangular import inverse_diagonal, panel_bytes, panel_width
 from dkrr.linalg.workspace import Workspace
 from tests.faults import failing_at, flip
 from tests.linalg.helpers import dense, operator, rows, snapshot

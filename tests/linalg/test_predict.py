@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dkrr.kernels import Kernel, make_kernel
-from dkrr.linalg.predict import ArrayRows, predict_block
+from dkrr.linalg.products import ArrayRows, predict_block
 from tests.reference import reference_kernel
 
 RNG = np.random.default_rng(0)

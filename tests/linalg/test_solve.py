@@ -10,7 +10,7 @@ import pytest
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.kernels import make_kernel
 from dkrr.linalg.blocks import BlockColumns
-from dkrr.linalg.dense_cholesky import fit_dense
+from dkrr.linalg.dense import fit_dense
 from dkrr.linalg.direct import CholeskySolver
 from dkrr.linalg.workspace import Workspace
 from tests.linalg.helpers import dense, operator, rows

@@ -10,10 +10,10 @@ import pytest
 
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.kernels import make_kernel
-from dkrr.linalg.dense_cholesky import DenseFactor
+from dkrr.linalg.dense import DenseFactor
 from dkrr.linalg.direct import CholeskySolver
-from dkrr.linalg.predict import ArrayRows
-from dkrr.linalg.variance import VarianceSystem, maximum_likelihood_scale
+from dkrr.linalg.leave_one_out import VarianceSystem, maximum_likelihood_scale
+from dkrr.linalg.products import ArrayRows
 from dkrr.linalg.workspace import Workspace
 from tests.linalg.helpers import dense, operator, rows
 
@@ -72,7 +72,7 @@ def test_blocks_of_rows_do_not_matter(tmp_path: Path, monkeypatch: pytest.Monkey
     found, _, _ = system(tmp_path, 64, intercept=True)
     z = np.random.default_rng(5).standard_normal((70, 4))
     whole = found.variance(z)
-    monkeypatch.setattr("dkrr.linalg.variance.block_rows", lambda n: 9)
+    monkeypatch.setattr("dkrr.linalg.leave_one_out.block_rows", lambda n: 9)
     np.testing.assert_allclose(found.variance(z), whole, rtol=1e-12)
 
 

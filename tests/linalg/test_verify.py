@@ -12,17 +12,11 @@ import pytest
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.jobs.inspection import describe, verify
 from dkrr.linalg.catalogue import factor_fields, gram_fields, key_of
-from dkrr.linalg.cholesky import factorise
-from dkrr.linalg.gram import build_gram
+from dkrr.linalg.direct import factorise
+from dkrr.linalg.gram import build_gram, factor_sample_agrees, gram_samples_agree, verify_factor, verify_gram
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.predict import ArrayRows
+from dkrr.linalg.products import ArrayRows
 from dkrr.linalg.solution import Solution
-from dkrr.linalg.verify import (
-    factor_sample_agrees,
-    gram_samples_agree,
-    verify_factor,
-    verify_gram,
-)
 from dkrr.models.model import Model
 from dkrr.store.files import write_json
 from dkrr.tiles import TileMatrix

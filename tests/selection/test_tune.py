@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr import Dataset, KernelRidge, ParameterError, ingest
+from dkrr import DataError, Dataset, KernelRidge, ParameterError, ingest
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import InterruptedRunError
 from dkrr.selection import search as trials_module
@@ -126,6 +126,12 @@ def test_a_budget_leaves_out_and_says_so(dataset: Dataset, tmp_path: Path) -> No
         "width per feature", "search on 120 rows", "slice", "no check",
     ]  # fmt: skip
     assert not found.slices
+
+
+def test_rows_without_targets_are_refused(arrays: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    data = ingest(arrays[0], str(tmp_path / "rows.zarr"))
+    with pytest.raises(DataError, match="no target"):
+        search(data, tmp_path)
 
 
 @pytest.mark.parametrize(

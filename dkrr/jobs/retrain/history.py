@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, Generation, ingest, open_dataset, read_mask, row_hash_fraction
 from dkrr.dataset.dataset import pack, unpack
-from dkrr.dataset.destination import inspect
+from dkrr.dataset.writer import inspect
 from dkrr.errors import DataError, InterruptedRunError, ParameterError, StoreError, StoreMismatchError
 from dkrr.jobs.prepare import check_columns
 from dkrr.jobs.retrain.deliveries import Delivery, content_hash, deliveries

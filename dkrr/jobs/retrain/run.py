@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dkrr.dataset import Dataset, drop_generations, keep_last
-from dkrr.dataset.destination import check_outside
+from dkrr.dataset.writer import check_outside
 from dkrr.errors import RefusedError, StoreError
 from dkrr.jobs.registry import ModelRegistry, NamedModel
 from dkrr.jobs.retrain.history import INITIAL, LAST, History, digests, hash_of, held_out_bytes, open_rows
