@@ -233,7 +233,7 @@ class DatasetRows:
             parts: dict[Any, Any] = {k: part.read(begin, end) for k, part in dataset.parts().items() if k != "X"}
             mapped = dataset.X.array.read((begin // size, 0))[: end - begin] if is_mapped else None
             x: Any = self.rows.read(begin, end) if mapped is None else mapped
-            for part in (*parts, "X") if placed else ():
+            for part in (*parts, "X") if placed and self.in_place else ():  # centred rows have other digests
                 check_place(dataset, part, begin, x if part == "X" else parts[part])
             y, weight = parts.get("y", np.empty((end - begin, 0))), parts.get("weight")
             for first in range(0, end - begin, num_rows):
