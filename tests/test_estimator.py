@@ -6,6 +6,7 @@ import copy
 import gc
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -22,6 +23,7 @@ import zarr
 from scipy import sparse
 from sklearn.kernel_ridge import KernelRidge as DenseKernelRidge
 from sklearn.linear_model import Ridge
+from sklearn.metrics.pairwise import rbf_kernel
 from sklearn.model_selection import GridSearchCV
 
 import dkrr.engine.cluster
@@ -30,7 +32,7 @@ import dkrr.models.model
 import dkrr.models.prediction
 from dkrr import KernelRidge, ingest
 from dkrr.dataset import append
-from dkrr.errors import ClusterError, ParameterError, StorageFullError
+from dkrr.errors import ClusterError, DataError, ParameterError, StorageFullError
 from dkrr.fit.inputs import TemporaryStore, temporary_folder
 
 RNG = np.random.default_rng(0)
@@ -469,3 +471,94 @@ def test_what_has_no_features_is_refused(parameters: dict[str, Any], words: str)
     x, y, _ = rows()
     with pytest.raises(ParameterError, match=words):
         dkrr.KernelRidge(solver="primal", **parameters).fit(x, y)
+
+
+# --- a precomputed matrix ---------------------------------------------------------------------------------------------
+
+SIZE, TILE = 250, 64
+OTHER = np.random.default_rng(1)
+XK = OTHER.standard_normal((SIZE, 4))
+YK = np.stack([np.sin(XK[:, 0]), XK[:, 1]], axis=1)
+WK = OTHER.uniform(0, 2, SIZE) * (np.arange(SIZE) % 4 > 0)
+K = rbf_kernel(XK)
+K_TEST = rbf_kernel(OTHER.standard_normal((31, 4)), XK)
+MATRIX_FORMS = ("array", "Fortran", "dask", "zarr", "zarr path", ".npy", "memory map", "float32 dask")
+
+
+def form(name: str, folder: Path, matrix: np.ndarray = K) -> Any:
+    match name:
+        case "array":
+            return matrix
+        case "Fortran":
+            return np.asfortranarray(matrix)
+        case "dask":
+            return da.from_array(matrix, chunks=(70, 101))
+        case "float32 dask":
+            return da.from_array(matrix, chunks=50).astype(np.float32)
+        case "zarr":
+            return zarr.create_array(str(folder / "K.zarr"), data=matrix, chunks=(90, 40))
+        case "zarr path":
+            zarr.create_array(str(folder / "K.zarr"), data=matrix, chunks=(90, 40))
+            return folder / "K.zarr"
+        case _:
+            np.save(folder / "K.npy", matrix)
+            return folder / "K.npy" if name == ".npy" else np.load(folder / "K.npy", mmap_mode="r")
+
+
+@pytest.mark.parametrize("tile_size", ["auto", TILE])
+@pytest.mark.parametrize("name", MATRIX_FORMS)
+def test_every_form_of_the_matrix(name: str, tile_size: Any, tmp_path: Path) -> None:
+    expected = DenseKernelRidge(kernel="precomputed", alpha=0.1).fit(K, YK, sample_weight=WK)
+    rtol = 1e-5 if "float32" in name else 1e-9
+    fit = KernelRidge(kernel="precomputed", alpha=0.1, tile_size=tile_size)
+    fit.fit(form(name, tmp_path), YK, sample_weight=WK)
+    assert np.linalg.norm(fit.dual_coef_ - expected.dual_coef_) < rtol * np.linalg.norm(expected.dual_coef_)
+    assert np.all(fit.dual_coef_[WK == 0] == 0)
+    assert fit.n_features_in_ == SIZE
+    assert fit.solution_.backward_error[0] < 1e-12
+    for rows in (K_TEST, da.from_array(K_TEST, chunks=(10, 100))):
+        predicted = fit.predict(rows)
+        assert type(predicted) is type(rows)
+        np.testing.assert_allclose(np.asarray(predicted), expected.predict(K_TEST), rtol=100 * rtol, atol=rtol)
+
+
+def test_a_kept_store_holds_a_factor_and_no_copy_of_the_matrix(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    for _ in range(2):
+        KernelRidge(kernel="precomputed", alpha=0.1, tile_size=TILE, store=store).fit(da.from_array(K, chunks=99), YK)
+    assert [len(list((store / name).glob("*.zarr"))) for name in ("factors", "grams", "rows")] == [1, 0, 0]
+    # another matrix is another factor, whatever its row numbers
+    KernelRidge(kernel="precomputed", alpha=0.1, tile_size=TILE, store=store).fit(rbf_kernel(XK, gamma=0.1), YK)
+    assert len(list((store / "factors").glob("*.zarr"))) == 2
+
+
+def spoiled(place: tuple[int, int], value: float) -> np.ndarray:
+    matrix = K.copy()
+    matrix[place] = value
+    return matrix
+
+
+BAD_MATRICES: dict[str, tuple[np.ndarray, str]] = {
+    "not square": (K[:, :-1], r"\(250, 249\)"),
+    "NaN below the diagonal": (spoiled((200, 3), np.nan), "row 200, column 3"),
+    "infinity above the diagonal": (spoiled((3, 200), np.inf), "row 3, column 200"),
+    "not symmetric": (spoiled((240, 70), 0.5), r"entry \(240, 70\) is 0\.5, its mirror image"),
+    "not symmetric in the last tile": (spoiled((249, 248), -0.1), r"entry \(249, 248\) is -0\.1"),
+}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", ["array", "dask", "zarr path", ".npy"])
+@pytest.mark.parametrize("tile_size", ["auto", TILE])
+@pytest.mark.parametrize("case", BAD_MATRICES)
+def test_bad_matrices(case: str, tile_size: Any, name: str, tmp_path: Path) -> None:
+    matrix, message = BAD_MATRICES[case]
+    store = tmp_path / "store"
+    for given in ({}, {"store": store}):
+        estimator = KernelRidge(kernel="precomputed", tile_size=tile_size, **given)
+        with pytest.raises(DataError, match=message) as error:
+            estimator.fit(form(name, tmp_path, matrix), YK)
+        assert isinstance(error.value, ValueError)
+        assert not store.exists()
+        if name == "zarr path":
+            shutil.rmtree(tmp_path / "K.zarr")

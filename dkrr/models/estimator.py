@@ -30,7 +30,7 @@ from dkrr.linalg.primal import fit_primal_arrays, primal_features
 from dkrr.linalg.products import ArrayRows
 from dkrr.models.model import Model
 from dkrr.models.prediction import values_of
-from dkrr.models.tiled import Training, ensure_factor, leave_one_out, primal_details, primal_parts
+from dkrr.models.tiled import Training, ensure_factor, leave_one_out, primal_parts
 from dkrr.models.uncertainty import interval, loo_quantiles, standard_deviation, target_scale
 from dkrr.models.validation import (
     check_alpha,
@@ -258,7 +258,12 @@ class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[mi
             **primal_parts(found),
             y_is_1d=y.ndim == 1,
             feature_names=list(fit.feature_names or []),
-            provenance={"alpha": alpha.tolist(), "solver": "primal", **primal_details(found)},
+            provenance={
+                "alpha": alpha.tolist(),
+                "solver": "primal",
+                "num_explicit_features": found.features.num_features,
+                **({"fit_intercept": True} if fit.fit_intercept else {}),
+            },
         )
         self._finish(model, X)
         self.X_fit_ = X

@@ -157,7 +157,11 @@ def solve_rows(
     kernel, alpha, intercept = settings.kernel, settings.alpha, settings.fit_intercept
     if solver == "primal":
         primal = fit_primal(dataset, kernel, alpha, workspace, fit_intercept=intercept)
-        yield Solved(primal_parts(primal), _details(settings, solver) | primal_details(primal), settings)
+        yield Solved(
+            primal_parts(primal),
+            _details(settings, solver) | {"num_explicit_features": primal.features.num_features},
+            settings,
+        )
         return
     if solver == "nystrom":
         nystrom = nystrom or NystromSettings()
@@ -228,12 +232,6 @@ def primal_parts(found: PrimalResult) -> dict[str, Any]:
         "intercept": found.intercept,
         "solution": found.solution,
     }
-
-
-def primal_details(found: PrimalResult) -> dict[str, Any]:
-    """The same for ``Model.provenance``."""
-    found_intercept = {} if found.intercept is None else {"fit_intercept": True}
-    return {"num_explicit_features": found.features.num_features} | found_intercept
 
 
 # --- the fit of an estimator ----------------------------------------------------------------------------------------
