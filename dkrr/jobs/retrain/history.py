@@ -50,6 +50,8 @@ PREFIX = 12  # characters of the hash of a batch that are in the label of its ge
 _LABEL = re.compile(rf"(.+) ([0-9a-f]{{{PREFIX}}})")
 # rows come again if more than this share of them is known, beyond what comes again by chance
 MOST_AGAIN = 0.1
+# different rows that have to be held out on average before rows alike are held out together
+MIN_ALIKE = 10
 
 Mask = NDArray[np.bool_]
 Hashes = NDArray[np.uint64]
@@ -224,11 +226,17 @@ class History:
         elif holdout.mask is not None:
             mask = self._marked(dataset, generation)
         hashes, before = _row_hashes(dataset, generation.start, generation.n), self.known_rows()
+        mask = np.array(mask)
+        if (
+            holdout.fraction is not None
+        ):  # rows alike are held out together, where they are not so few that chance rules
+            values, first_of, of = np.unique(hashes, return_index=True, return_inverse=True)
+            if len(values) * holdout.fraction >= MIN_ALIKE:
+                mask[kept] = mask[kept][first_of][of]
         known = np.concatenate([np.zeros(0, np.uint64), *(item.hashes for item in before)])
         seen = np.concatenate([np.zeros(0, np.uint64), *(item.hashes[~item.held_out] for item in before)])
         # no fit sees a row that was held out; one that a fit may have seen judges none, unless it is there by chance
         stays = np.isin(hashes, known) & ~np.isin(hashes, seen)
-        mask = np.array(mask)
         mask[kept] |= stays
         if _come_again(hashes, before, most=0.0):
             mask[kept] &= stays | ~np.isin(hashes, seen)
