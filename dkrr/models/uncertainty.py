@@ -13,7 +13,6 @@ those of constant width need no factor at all.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,10 +34,8 @@ from dkrr.linalg.leave_one_out import (
 )
 from dkrr.linalg.products import RowSource
 from dkrr.linalg.triangular import LowerTiles
-from dkrr.tiles import TileMatrix
 
 if TYPE_CHECKING:
-    from dkrr.kernels import Kernel
     from dkrr.models.model import Model
 
 
@@ -129,46 +126,33 @@ def find_variance_systems(model: Model) -> VarianceSystems:
         )
 
     def found(alpha: float) -> VarianceSystem:
-        factor = _find_factor(model, kernel, alpha, lambda factor: system(alpha, factor).misfit())
-        if factor is not None:
-            return system(alpha, factor)
-        rows = x.read(0, model.num_rows)
+        """With the stored factor, or one that is made in memory where the rows are few enough."""
+        facts, n = model.provenance, model.num_rows
+        try:
+            fields = dict(
+                kernel=kernel.to_dict(),
+                center=None if model.center is None else model.center.tolist(),
+                n=n,
+                alpha=alpha,
+                rows_digest=facts.get("rows_digest", ""),
+                weight_digest=facts.get("weight_digest"),
+            )
+            places, store = facts.get("factors", []), facts.get("store")
+            return system(alpha, open_factor(fields, places, store, lambda factor: system(alpha, factor).misfit()))
+        except (ParameterError, StoreError) as exc:  # a function without a name has no factor in a store
+            if n > MAX_DENSE_ROWS:
+                raise StoreError(
+                    f"a standard deviation needs a float64 Cholesky factor, and this model ({solver}, "
+                    f"{facts.get('precision', 'float64')}) has none: {exc.message}",
+                    hint="fit with solver='cholesky', precision='float64' and store= (a job: keep = 'factor'); it "
+                    f"takes {n**3 / 3:.1e} flops and {4 * n * n:,} bytes",
+                ) from exc
+            logger.info("making a factor of %d rows in memory (%s)", n, exc.message)
+        rows = x.read(0, n)
         rows = rows if model.center is None else rows - model.center
         return system(alpha, DenseFactor.of(kernel, rows, root, alpha))
 
     return VarianceSystems(tuple(map(found, distinct)), tuple(distinct.index(alpha) for alpha in alphas))
-
-
-def _find_factor(model: Model, kernel: Kernel, alpha: float, misfit: Callable[[TileMatrix], str]) -> TileMatrix | None:
-    """The stored factor, None where one is made in memory instead.
-
-    Raises
-    ------
-    StoreError
-        There is none, and too many rows to make one in passing.
-    """
-    facts, n = model.provenance, model.num_rows
-    try:
-        fields = dict(
-            kernel=kernel.to_dict(),
-            center=None if model.center is None else model.center.tolist(),
-            n=n,
-            alpha=alpha,
-            rows_digest=facts.get("rows_digest", ""),
-            weight_digest=facts.get("weight_digest"),
-        )
-        return open_factor(fields, facts.get("factors", []), facts.get("store"), misfit)
-    except (ParameterError, StoreError) as exc:  # a function without a name has no factor in a store
-        if n > MAX_DENSE_ROWS:
-            solver = f"{facts.get('solver', 'cholesky')}, {facts.get('precision', 'float64')}"
-            raise StoreError(
-                f"a standard deviation needs a float64 Cholesky factor, and this model ({solver}) has none: "
-                f"{exc.message}",
-                hint="fit with solver='cholesky', precision='float64' and store= (a job: keep = 'factor'); it takes "
-                f"{n**3 / 3:.1e} flops and {4 * n * n:,} bytes",
-            ) from exc
-        logger.info("making a factor of %d rows in memory (%s)", n, exc.message)
-        return None
 
 
 def standard_deviation(model: Model, variance: Floats, *, noise: bool = False, sigma2: Any = None) -> Floats:
@@ -221,7 +205,7 @@ def half_widths(model: Model, coverage: float, method: IntervalMethod, noisy_var
     Parameters
     ----------
     noisy_variance
-        var f / sigma^2 + alpha (m, t); None for "jackknife".
+        var f / sigma^2 + alpha (m, t); not needed for "jackknife".
 
     Raises
     ------
@@ -239,7 +223,7 @@ def half_widths(model: Model, coverage: float, method: IntervalMethod, noisy_var
         )
     else:
         width = model.quantiles.half_width(coverage, method)
-    if noisy_variance is not None:
+    if noisy_variance is not None and method != "jackknife":
         width = width * np.sqrt(noisy_variance)
     return width if model.scaling is None else width * model.scaling.y_std
 
