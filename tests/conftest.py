@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections import Counter
@@ -51,6 +52,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     from tests.sampling import mark_large_tables
 
     mark_large_tables(items)
+
+
+def pytest_collection_finish() -> None:
+    gc.set_threshold(50_000, 20, 20)
+    gc.freeze()  # no collection of garbage looks at what the modules hold: half a second each
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
