@@ -352,8 +352,8 @@ def extrapolate(
     1.5 times their geometric mean, where the smaller one alone was nearly always below it; and counts of 2 or 3 on a
     sample, which say nothing of growth, stood for 10 iterations at n = 100,000.
     """
-    if n <= s:  # alpha s / n is alpha
-        return Iterations(min(whole), min(whole))
+    if n <= s:  # alpha s / n is alpha; rounding decides how many the last digits take
+        return Iterations.around(min(whole))
     ratio = n / s
     own = whole[0] * ratio ** growth(half[0], whole[0], 0.0, LARGEST_POWER)
     included = log2(max(whole[1] / whole[0], 1.0)) / log2(ratio)
