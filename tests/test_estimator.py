@@ -30,10 +30,11 @@ import dkrr.engine.cluster
 import dkrr.models.estimator
 import dkrr.models.model
 import dkrr.models.prediction
-from dkrr import KernelRidge, ingest
+from dkrr import KernelRidge, ingest, make_kernel
 from dkrr.dataset import append
 from dkrr.errors import ClusterError, DataError, ParameterError, StorageFullError
 from dkrr.fit.inputs import TemporaryStore, temporary_folder
+from tests.reference import dense_bordered
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((300, 5))
@@ -370,6 +371,28 @@ WAYS: dict[str, tuple[dict[str, Any], float]] = {
     "cg": ({"solver": "cg", "tol": 1e-11}, 1e-8),
     "nystrom": ({"solver": "nystrom", "tol": 1e-11, "solver_params": {"num_centers": 257}}, 1e-7),
 }
+
+
+@pytest.mark.parametrize("alphas", [0.1, [0.1, 3.0]], ids=str)
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "nystrom"])
+def test_every_way_agrees_with_the_dense_bordered_system(way: str, alphas: Any) -> None:
+    options, tolerance = WAYS[way]
+    weight, kernel = None if alphas == 0.1 else WEIGHT, make_kernel("rbf", gamma=0.2)
+    est = KernelRidge(**RBF | {"fit_intercept": True, "alpha": alphas}, **options).fit(X, Y, sample_weight=weight)
+    coefficients, b = dense_bordered(kernel(X, X), Y, alphas, weight)
+    size = np.abs(coefficients).max()
+    np.testing.assert_allclose(est.dual_coef_, coefficients, rtol=0, atol=tolerance * size)
+    np.testing.assert_allclose(est.predict(Z), kernel(Z, X) @ coefficients + b, rtol=0, atol=100 * tolerance)
+    # s^T u is the sum of the coefficients, with weights and without
+    sums = est.dual_coef_.sum(axis=0)
+    assert np.abs(sums).max() < (1e-6 if way == "float32" else 1e-13) * np.abs(est.dual_coef_).sum(axis=0).min()
+    assert weight is None or not est.dual_coef_[weight == 0].any()
+    assert max(est.solution_.backward_error) <= (1e-6 if way == "float32" else 1e-11)
+    # a number that is added to the targets is added to the intercept; the sum rounds 7e-9 of y away
+    before = est.intercept_
+    est.fit(X, Y + 2.0**26, sample_weight=weight)
+    np.testing.assert_allclose(est.dual_coef_, coefficients, rtol=0, atol=max(tolerance, 1e-6) * size)
+    np.testing.assert_allclose(est.intercept_, before + 2.0**26, rtol=0, atol=100 * tolerance)
 
 
 @pytest.mark.parametrize("way", WAYS)

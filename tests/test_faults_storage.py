@@ -315,9 +315,9 @@ def solve(system: RidgeOperator, factor: TileMatrix, store: Any = None) -> np.nd
     try:
         with storage_errors(store):
             rhs = BlockColumns.create(store, "rhs", system.grid, 2, "float64")
-            for i, panel in rhs.blocks():
-                if not rhs.is_valid(i, panel):
-                    rhs.write(i, panel, values[system.grid.span(i)])
+            for i in range(system.grid.num_tiles):
+                if not rhs.is_valid(i, 0):
+                    rhs.write(i, 0, values[system.grid.span(i)])
             work = Workspace(store="", executor=InTurn(), blas="test")
             u = CholeskyFactor(solver=CholeskySolver(), operator=system, factor=factor, workspace=work).solve(rhs)[0]
             return np.vstack([u.read_rows(i) for i in range(system.grid.num_tiles)])

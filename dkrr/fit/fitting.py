@@ -315,7 +315,7 @@ class FitResult:
             self.store, "dual_coef", num_rows=grid.n, num_columns=t, rows_per_chunk=self.settings.tile_size
         )
         for i in range(grid.num_tiles):
-            block, root = np.empty((grid.rows(i), t)), self.operator.root_weight(i)
+            block, root = np.empty((grid.rows(i), t)), self.operator.root_weights(i)
             for targets, u, _ in self.solved:
                 block[:, targets] = u.read_rows(i)
             found.write_chunk(i, block if root is None else root[:, None] * block)
@@ -426,7 +426,7 @@ def stored_gram(operator: RidgeOperator, workspace: Workspace) -> TileMatrix:
     taken = continue_lineage(operator, gram, "grams", fields, workspace.store)
     summary = build_gram(operator, gram, workspace.executor, workspace.progress, taken=taken)
     workspace.record("gram", summary)
-    workspace.record_reuse("gram", operator.grid.n, taken.to_dict(), summary, power=2)
+    taken.record(workspace, "gram", operator.grid.n, summary, power=2)
     return gram
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any
 
 from dkrr.dataset import Dataset
@@ -39,7 +40,7 @@ from dkrr.fit.choices import (
 from dkrr.fit.prices import priced_way
 from dkrr.fit.rates import FEW_WORKERS, Machine, itemsize
 from dkrr.fit.trial import Trial
-from dkrr.linalg.catalogue import Ancestor, CenterJudge, ancestors
+from dkrr.linalg.catalogue import Ancestor, ancestors, judge_center
 from dkrr.linalg.direct import strips_bytes
 from dkrr.linalg.workspace import choose_tile_size, task_bytes
 from dkrr.store.files import is_url
@@ -352,7 +353,7 @@ def find_continued(
         return None
     best: dict[float, tuple[Ancestor, TileMatrix, int, float]] = {}
     older: dict[float, int] = {}
-    judge, kind = CenterJudge(dataset, kernel, problem.drift_limit), None
+    judge, kind = cache(partial(judge_center, dataset, kernel, problem.drift_limit)), None
     for ancestor in ancestors(store, dataset, kernel.to_dict(), kinds=["factors"]):
         fields, m = ancestor.fields, ancestor.num_rows
         alpha, own = fields.get("alpha"), [fields[name] for name in ("tile_size", "dtype", "gram")]
@@ -367,7 +368,9 @@ def find_continued(
             continue
         size = task_bytes(own[0], dataset.num_features, itemsize(own[1]))
         is_too_large = limits.memory_bytes is not None and size > limits.memory_bytes
-        if (best and own != kind) or is_too_large or not judge.allows(ancestor):
+        center = fields.get("center")
+        is_far = center is not None and judge(tuple(center), ancestor.center_rows).center is None
+        if (best and own != kind) or is_too_large or is_far:
             continue
         try:
             tiles = TileMatrix.open(ancestor.location)

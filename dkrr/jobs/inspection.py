@@ -156,7 +156,7 @@ def _describe_model(path: str) -> dict[str, Any]:
 def _verify_model(path: str) -> Iterator[str]:
 
     model = load_model(path)  # compares every key with the manifest
-    for rows in filter(None, (model.x_fit, model.dual_coef)):
+    for rows in (part for part in (model.x_fit, model.dual_coef) if part is not None):
         for start in range(0, rows.num_rows, BLOCK_ROWS):
             rows.read(start, min(start + BLOCK_ROWS, rows.num_rows))
     return iter(())

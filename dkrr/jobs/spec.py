@@ -91,7 +91,7 @@ class DataSpec(Table):
     header
         Whether the first line of a text file has names.
     delimiter
-        What separates the fields of a text file; found unless given.
+        What separates the fields of a text file; a comma unless given, or a semicolon where decimal is a comma.
     decimal
         What stands before the fraction of a number in a text file.
     missing

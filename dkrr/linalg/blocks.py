@@ -149,31 +149,28 @@ class BlockColumns:
         padded[: block.shape[0], : block.shape[1]] = block
         self.array.write((i, panel), padded)
 
-    def blocks(self) -> Iterator[tuple[int, int]]:
-        """All (i, panel)."""
-        for i in range(self.grid.num_tiles):
-            for panel in range(self.num_panels):
-                yield i, panel
-
     def fill(self, values: FloatArray) -> BlockColumns:
         """Write all blocks from a matrix (n, t) in memory; the matrix of blocks itself."""
-        for i, panel in self.blocks():
-            self.write(i, panel, values[self.grid.span(i), self.columns(panel)])
+        for i in range(self.grid.num_tiles):
+            self.write_rows(i, values[self.grid.span(i)])
         return self
 
     def whole(self, panel: int | None = None) -> FloatMatrix:
         """All rows of one column block, or of all of them, in float64."""
-        parts = [self.columns(part) for part in (range(self.num_panels) if panel is None else (panel,))]
-        first, found = parts[0].start, np.empty((self.grid.n, parts[-1].stop - parts[0].start))
+        columns = slice(0, self.num_columns) if panel is None else self.columns(panel)
+        found = np.empty((self.grid.n, columns.stop - columns.start))
         for i in range(self.grid.num_tiles):
-            for columns in parts:
-                block = self.read(i, columns.start // self.array.chunks[1])
-                found[self.grid.span(i), columns.start - first : columns.stop - first] = block
+            found[self.grid.span(i)] = self.read_rows(i) if panel is None else self.read(i, panel)
         return found
 
     def read_rows(self, i: int) -> FloatArray:
         """All columns of row block i (rows, t)."""
         return np.hstack([self.read(i, panel) for panel in range(self.num_panels)])
+
+    def write_rows(self, i: int, rows: FloatArray) -> None:
+        """All columns of row block i."""
+        for panel in range(self.num_panels):
+            self.write(i, panel, rows[:, self.columns(panel)])
 
 
 Blocks = Callable[[], Iterable[tuple[FloatMatrix, FloatVector | None]]]
@@ -270,15 +267,12 @@ def offset_of(centring: Centring | None) -> FloatVector | float:
 
 def centre_dataset(dataset: Dataset) -> Centring:
     """Weighted means of the targets of a data set, in three passes over them."""
-    array = dataset.y
-    assert array is not None  # noqa: S101  (narrows the type)
-
-    def blocks() -> Iterable[tuple[FloatMatrix, FloatVector | None]]:
-        for start, stop in array.blocks():
-            weight = None if dataset.weight is None else dataset.weight.read(start, stop)[:, 0]
-            yield array.read(start, stop), weight
-
-    return centre_targets(blocks, dataset.num_targets)
+    y, weight = dataset.y, dataset.weight
+    assert y is not None  # noqa: S101  (narrows the type)
+    return centre_targets(
+        lambda: ((y.read(*span), None if weight is None else weight.read(*span)[:, 0]) for span in y.blocks()),
+        dataset.num_targets,
+    )
 
 
 def target_alphas(alpha: Any, num_targets: int) -> NDArray[np.float64]:
@@ -321,31 +315,22 @@ def right_hand_sides(
         block = dataset.y.read(span.start, span.stop)[:, targets]
         if centring is not None:
             block = centring.take(targets).apply(block)
-        root = operator.root_weight(i)
+        root = operator.root_weights(i)
         if root is not None:
             block = root[:, None] * block
-        for panel in range(rhs.num_panels):
-            rhs.write(i, panel, block[:, rhs.columns(panel)])
+        rhs.write_rows(i, block)
     return rhs
 
 
 def total_weight(dataset: Dataset) -> float:
     """s^T s: the sum of the weights of a data set, n without weights."""
-    if dataset.weight is None:
-        return float(dataset.num_rows)
-    return float(sum(dataset.weight.read(start, stop).sum() for start, stop in dataset.weight.blocks()))
-
-
-def weighted_sums(u: FloatArray, root: FloatVector | None) -> FloatVector:
-    """s^T U (t,) over some rows, s = 1 for ``root`` None."""
-    values = u.astype(np.float64, copy=False)
-    sums: FloatVector = values.sum(axis=0) if root is None else root @ values
-    return sums
+    weight = dataset.weight
+    return float(dataset.num_rows if weight is None else sum(weight.read(*span).sum() for span in weight.blocks()))
 
 
 def best_intercept(residual: FloatMatrix, normal: FloatVector) -> FloatVector:
     """b = s^T R_0 / s^T s (t,), for which R_0 - b s is shortest; R_0 = S Y - A u."""
-    total, square = weighted_sums(residual, normal), float(normal @ normal)
+    total, square = np.asarray(normal @ residual), float(normal @ normal)
     return total / square if square > 0 else np.zeros_like(total)  # no row has a weight
 
 

@@ -36,9 +36,8 @@ from dkrr.errors import DataError, NotPositiveDefiniteError
 from dkrr.kernels import Kernel
 from dkrr.kernels.pairwise import MIN_COLUMNS, Packed, compiled_form, pack, pack_rows, pack_sums
 from dkrr.linalg.blocks import FloatMatrix, FloatVector
-from dkrr.linalg.passes import ROW_MULTIPLE, Operand, Operands, Pass, RowRanges, is_here
 from dkrr.linalg.primal_passes import DatasetRows
-from dkrr.linalg.workspace import Workspace
+from dkrr.linalg.workspace import ROW_MULTIPLE, Operand, Operands, Pass, RowRanges, Workspace, is_here
 from dkrr.tiles.blas import buffer, potrf
 
 Precision = Literal["float64", "float32"]

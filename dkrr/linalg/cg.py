@@ -49,8 +49,8 @@ from dkrr.linalg.blocks import (
     row_blocks,
     take,
 )
-from dkrr.linalg.passes import retried
 from dkrr.linalg.solution import IterativeSettings
+from dkrr.linalg.workspace import retried
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import delete_key, read_key, write_key
 

@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -43,15 +44,13 @@ from scipy.linalg import LinAlgError, blas, cho_factor, cho_solve, eigh, get_lap
 
 from dkrr.errors import DataError, NotPositiveDefiniteError, NumericalError
 from dkrr.kernels import Kernel
-from dkrr.linalg.blocks import Floats, FloatVector, best_intercept, offset_of, solve_bordered, without_means
-from dkrr.linalg.leave_one_out import bordered_diagonal
+from dkrr.linalg.blocks import Floats, FloatVector, best_intercept, offset_of, row_blocks, solve_bordered, without_means
+from dkrr.linalg.leave_one_out import bordered_diagonal, unscaled
 from dkrr.linalg.matmul import system_norms
-from dkrr.linalg.products import ArrayRows, check_training_rows
+from dkrr.linalg.products import STRIP_ROWS, ArrayRows, Strips, add_strips, block_strips, check_training_rows
 from dkrr.linalg.solution import Solution, no_factor
 from dkrr.tiles import TileGrid
 from dkrr.tiles.blas import is_finite, leading_minor_pivot, potrf, rounded_pivot
-
-STRIP_ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -111,13 +110,14 @@ class DenseFactor:
         solved, _ = potrs(self.lower.T, rhs.astype(self.lower.dtype, copy=False), lower=0)
         return np.ascontiguousarray(solved, dtype=np.float64)
 
-    def inverse_diagonal(self) -> FloatVector:
-        """The diagonal of A^-1 (n,); L is overwritten by its inverse. n^3 / 3 flops."""
+    def diagonals(self, root: Floats | None = None) -> FloatVector:
+        """The diagonal of A^-1 (n,), or of the inverse bordered by ``root``; L is overwritten. n^3 / 3 flops."""
+        ones = None if root is None else self.solve(root[:, None])
         (trtri,) = get_lapack_funcs(("trtri",), (self.lower,))
         # L in C order is the upper triangle L^T in Fortran order
         inverse, _ = trtri(self.lower.T, lower=0, overwrite_c=1)
         squares: FloatVector = np.einsum("cr,cr->c", inverse, inverse, dtype=np.float64)
-        return squares
+        return squares if ones is None or root is None else bordered_diagonal(squares[:, None], ones, root)[:, 0]
 
 
 @dataclass(frozen=True)
@@ -205,10 +205,10 @@ def judge_dense(
     dual_coef = u if root is None else root[:, None] * u
     if kernel is not None:
         weight = None if root is None else ArrayRows(np.square(root)[:, None])
-        y = rhs if root is None else np.divide(rhs, root[:, None], out=np.zeros_like(rhs), where=root[:, None] > 0)
         check_training_rows(
-            kernel, ArrayRows(x), ArrayRows(dual_coef), None, y=ArrayRows(y), weight=weight, alpha=alphas,
-            intercept=None if offset is None else norms.intercept, residual_norm=np.linalg.norm(residual, axis=0),
+            kernel, ArrayRows(x), ArrayRows(dual_coef), None, y=ArrayRows(unscaled(rhs, root)), weight=weight,
+            alpha=alphas, intercept=None if offset is None else norms.intercept,
+            residual_norm=np.linalg.norm(residual, axis=0),
         )  # fmt: skip
     return DenseFit(dual_coef, solution, None if offset is None else offset + norms.intercept)
 
@@ -236,110 +236,128 @@ def dense_diagonals(
         targets, factor = alphas == value, DenseFactor.of(kernel, x, root, value, precision)
         if ones is not None:
             ones[:, targets] = factor.solve(np.ones((n, 1)) if root is None else root[:, None])
-        diagonal[:, targets] = factor.inverse_diagonal()[:, None]
+        diagonal[:, targets] = factor.diagonals()[:, None]
     return diagonal, ones
 
 
 def _product(kernel: Kernel | None, x: Any, root: Any, u: Any) -> tuple[Floats, Floats, Floats]:
     """S K S u (n, t) from the kernel, a strip at a time; sums of |S K S| over its rows (n,), and its diagonal (n,)."""
-    product, row_sums, diagonal = np.empty(u.shape), np.empty(len(x)), np.empty(len(x))
-    for start in range(0, len(x), STRIP_ROWS):
-        rows = slice(start, min(start + STRIP_ROWS, len(x)))
-        strip = np.array(x[rows], dtype=np.float64) if kernel is None else kernel.block(x[rows], x)
-        index = np.arange(rows.start, rows.stop)
-        if kernel is not None:
-            strip[index - start, index] = kernel.diag(x[rows])
-        if root is not None:
-            strip *= root[rows, None]
-            strip *= root[None, :]
-        diagonal[rows] = strip[index - start, index]
-        product[rows], row_sums[rows] = strip @ u, np.abs(strip).sum(axis=1)
-    return product, row_sums, diagonal
+    s = np.ones((len(x), 1)) if root is None else root[:, None]
+    given: Strips = (
+        (rows, slice(None), np.asarray(x[rows], dtype=np.float64)) for rows in row_blocks(len(x), STRIP_ROWS)
+    )
+    result = np.zeros((len(x), u.shape[1] + 1))
+    strips = given if kernel is None else block_strips(kernel, x, x, same=True)
+    add_strips(strips, s * np.hstack([u, np.ones((len(x), 1))]), result, absolute_last=True)
+    result *= s
+    return result[:, :-1], result[:, -1], (x.diagonal() if kernel is None else kernel.diag(x)) * np.square(s[:, 0])
 
 
-class FactorRidge:
-    """Kernel ridge regression for some alphas, each by a factor of S K S + alpha I.
+class DenseRidge:
+    """Kernel ridge regression of rows in memory for some alphas, which are the last axis of whatever depends on them.
 
     Parameters
     ----------
-    kernel, x
-        As for :func:`fit_dense`.
     y : (m, t)
     root : (m,), optional
         s, the square roots of the weights; None means 1.
     fit_intercept
-        Solve the bordered system of :mod:`dkrr.linalg.blocks`.
-    precision
-        Of the factors.
+        Solve the bordered system [[A, s], [s^T, 0]] [u; b] = [S y; 0] of :mod:`dkrr.linalg.blocks`.
     """
 
-    def __init__(
-        self,
-        kernel: Kernel | None,
-        x: Floats,
-        y: Floats,
-        root: Floats | None = None,
-        *,
-        fit_intercept: bool = False,
-        precision: str = "float64",
-    ) -> None:
-        self.kernel, self.x, self.scale, self.precision = kernel, x, root, precision
+    def __init__(self, y: Floats, root: Floats | None = None, *, fit_intercept: bool = False) -> None:
         self.root = np.ones(len(y)) if root is None else root
         y, self.centring = without_means(y, None if root is None else np.square(root), fit_intercept)
         self.offset = np.zeros(y.shape[1]) + offset_of(self.centring)
         self.rhs = self.root[:, None] * y
-        self._known: dict[float, Floats] = {}
 
-    def _factor(self, alpha: float) -> DenseFactor:
-        return DenseFactor.of(self.kernel, self.x, self.scale, alpha, self.precision)
+    def solve(self, alphas: Floats, targets: Any = slice(None)) -> Floats:
+        """u (m, c, k) of some targets."""
+        raise NotImplementedError
 
-    def _multiply(self, u: Floats, alpha: float) -> Floats:
+    def multiply(self, u: Floats, alpha: float) -> Floats:
         """A u (m, c)."""
-        return _product(self.kernel, self.x, self.scale, u)[0] + alpha * u
+        raise NotImplementedError
 
-    def _solve(self, alpha: float, factor: DenseFactor, targets: Any = slice(None)) -> Floats:
-        """u (m, c) of some targets."""
-        if self.centring is None:
-            return factor.solve(self.rhs[:, targets])
-        return solve_bordered(factor.solve, lambda u: self._multiply(u, alpha), self.rhs[:, targets], self.root)
-
-    def leave_one_out(self, alphas: Floats) -> Floats:
-        """Residuals y_i - f^(-i)(x_i) (m, t, k) = u_i / (s_i D_i)."""
-        residuals = np.empty((*self.rhs.shape, len(alphas)))
-        for number, alpha in enumerate(alphas.tolist()):
-            factor = self._factor(alpha)
-            u = self._known[alpha] = self._solve(alpha, factor)
-            ones = factor.solve(self.root[:, None]) if self.centring else None
-            diagonal = factor.inverse_diagonal()[:, None]
-            if ones is not None:
-                diagonal = bordered_diagonal(diagonal, ones, self.root)
-            np.divide(u, self.root[:, None] * diagonal, out=residuals[:, :, number])
-        return residuals
+    def solve_with_diagonals(self, alphas: Floats) -> tuple[Floats, Floats]:
+        """u (m, t, k) and diag(A^-1) (m, k), that of the bordered inverse with an intercept."""
+        raise NotImplementedError
 
     def solve_each(self, alphas: Floats) -> Floats:
         """u (m, t) with one alpha for each target, ``alphas`` (t,)."""
         u = np.empty(self.rhs.shape)
         for alpha in dict.fromkeys(alphas.tolist()):
-            targets, known = np.flatnonzero(alphas == alpha), self._known.get(alpha)
-            u[:, targets] = self._solve(alpha, self._factor(alpha), targets) if known is None else known[:, targets]
+            targets = np.flatnonzero(alphas == alpha)
+            u[:, targets] = self.solve(np.array([alpha]), targets)[:, :, 0]
         return u
 
-    def project(self, block: Floats) -> Floats:
-        """k(z, X) S (z, m) for a block k(z, X) (z, m) of the kernel."""
-        projected: Floats = block * self.root
-        return projected
+    def leave_one_out(self, alphas: Floats) -> Floats:
+        """Residuals y_i - f^(-i)(x_i) (m, t, k) = u_i / (s_i D_i)."""
+        u, diagonals = self.solve_with_diagonals(alphas)
+        u /= (self.root[:, None] * diagonals)[:, None, :]
+        return u
 
-    def predict(self, projected: Floats, alphas: Floats) -> Floats:
-        """Predictions (z, t, k) for points z given by :meth:`project`."""
-        predictions = np.empty((len(projected), self.rhs.shape[1], len(alphas)))
+    def predict(self, block: Floats, alphas: Floats) -> Floats:
+        """Predictions (z, t, k) for points z with a block k(z, X) (z, m) of the kernel."""
+        return self.values(block, alphas, self.solve(alphas), self.rhs[:, :, None])
+
+    def values(self, block: Floats, alphas: Floats, u: Floats, rhs: Floats) -> Floats:
+        """Predictions (z, t, k) of solutions u (m, t, k) for right-hand sides (m, t, 1 or k)."""
+        shape = len(block), *u.shape[1:]
+        values: Floats = ((block * self.root) @ u.reshape(len(u), -1)).reshape(shape) + self.offset[:, None]
+        if self.centring is not None:
+            for number, alpha in enumerate(alphas.tolist()):
+                left = rhs[:, :, min(number, rhs.shape[2] - 1)] - self.multiply(u[:, :, number], alpha)
+                values[:, :, number] += best_intercept(left, self.root)
+        return values
+
+
+class FactorRidge(DenseRidge):
+    """By a factor of S K S + alpha I for each alpha.
+
+    Parameters
+    ----------
+    kernel, x
+        As for :func:`fit_dense`.
+    y, root, fit_intercept
+        See :class:`DenseRidge`.
+    precision
+        Of the factors.
+    """
+
+    def __init__(
+        self, kernel: Kernel | None, x: Floats, y: Floats, root: Floats | None = None, *, fit_intercept: bool = False,
+        precision: str = "float64",
+    ) -> None:  # fmt: skip
+        super().__init__(y, root, fit_intercept=fit_intercept)
+        self.kernel, self.x, self.scale, self.precision = kernel, x, root, precision
+        self._known: dict[float, Floats] = {}
+
+    def multiply(self, u: Floats, alpha: float) -> Floats:
+        return _product(self.kernel, self.x, self.scale, u)[0] + alpha * u
+
+    def _factor(self, alpha: float, targets: Any = slice(None)) -> tuple[DenseFactor, Floats]:
+        """The factor, and u (m, c) of some targets."""
+        factor = DenseFactor.of(self.kernel, self.x, self.scale, alpha, self.precision)
+        if self.centring is None:
+            return factor, factor.solve(self.rhs[:, targets])
+        multiply = partial(self.multiply, alpha=alpha)
+        return factor, solve_bordered(factor.solve, multiply, self.rhs[:, targets], self.root)
+
+    def solve(self, alphas: Floats, targets: Any = slice(None)) -> Floats:
+        known = [self._known.get(alpha) for alpha in alphas.tolist()]
+        parts = [
+            self._factor(alpha, targets)[1] if u is None else u[:, targets]
+            for alpha, u in zip(alphas.tolist(), known, strict=True)
+        ]
+        return np.stack(parts, axis=2)
+
+    def solve_with_diagonals(self, alphas: Floats) -> tuple[Floats, Floats]:
+        diagonals = np.empty((len(self.rhs), len(alphas)))
         for number, alpha in enumerate(alphas.tolist()):
-            if alpha not in self._known:
-                self._known[alpha] = self._solve(alpha, self._factor(alpha))
-            u = self._known[alpha]
-            predictions[:, :, number] = projected @ u + self.offset
-            if self.centring is not None:
-                predictions[:, :, number] += best_intercept(self.rhs - self._multiply(u, alpha), self.root)
-        return predictions
+            factor, self._known[alpha] = self._factor(alpha)
+            diagonals[:, number] = factor.diagonals(self.root if self.centring else None)
+        return self.solve(alphas), diagonals
 
 
 EIGEN_STRIP_ROWS = 64
@@ -375,18 +393,15 @@ def decompose(a: Floats, *, positive_semidefinite: bool = False) -> tuple[Floats
     return np.maximum(values, 0.0) if positive_semidefinite else values, vectors
 
 
-class EigenRidge:
-    """Kernel ridge regression for every alpha, from the spectrum of S K S.
+class EigenRidge(DenseRidge):
+    """For every alpha, from the spectrum of S K S.
 
     Parameters
     ----------
     matrix
         S K S (m, m), which is overwritten.
-    y : (m, t)
-    root : (m,), optional
-        s, the square roots of the weights, all positive; None means 1.
-    fit_intercept
-        Solve the bordered system [[A, s], [s^T, 0]] [u; b] = [S y; 0].
+    y, root, fit_intercept
+        See :class:`DenseRidge`; all weights are positive.
     positive_semidefinite
         See :func:`decompose`.
 
@@ -394,29 +409,33 @@ class EigenRidge:
     -----
     In the basis Q the system is diagonal: with q_y = Q^T S y, q_s = Q^T s and g = (lam + alpha)^-1,
     b = sum(q_s q_y g) / sigma, where sigma = s^T A^-1 s = sum(q_s^2 g), and u = Q (g (q_y - b q_s)).
-    Arrays that depend on alpha have it as their last axis, of length k.
     """
 
     def __init__(
-        self,
-        matrix: Floats,
-        y: Floats,
-        root: Floats | None = None,
-        *,
-        fit_intercept: bool = False,
+        self, matrix: Floats, y: Floats, root: Floats | None = None, *, fit_intercept: bool = False,
         positive_semidefinite: bool = False,
-    ) -> None:
-        self.values, self.vectors = decompose(matrix, positive_semidefinite=positive_semidefinite)
-        self.root = np.ones(len(y)) if root is None else root
-        y, self.centring = without_means(y, np.square(self.root), fit_intercept)
-        self.offset = np.zeros(y.shape[1]) + offset_of(self.centring)
+    ) -> None:  # fmt: skip
+        self.eigenvalues, self.vectors = decompose(matrix, positive_semidefinite=positive_semidefinite)
+        super().__init__(y, root, fit_intercept=fit_intercept)
         self.ones = self.vectors.T @ self.root if fit_intercept else None  # q_s (m,)
-        self.rhs = (self.vectors.T @ (self.root[:, None] * y))[:, :, None]  # q_y (m, t, 1)
 
-    @property
-    def num_rows(self) -> int:
-        """m."""
-        return len(self.root)
+    def multiply(self, u: Floats, alpha: float) -> Floats:
+        found: Floats = self.vectors @ ((self.eigenvalues + alpha)[:, None] * (self.vectors.T @ u))
+        return found
+
+    def solve(self, alphas: Floats, targets: Any = slice(None)) -> Floats:
+        """u (m, c, k) of some targets. 2 m^2 c (k + 1) flops."""
+        return self._solved(self.inverse(alphas), self.rhs[:, targets, None])
+
+    def _solved(self, inverse: Floats, rhs: Floats) -> Floats:
+        """u (m, c, k) for right-hand sides (m, c, 1 or k)."""
+        shape = (*rhs.shape[:2], inverse.shape[1])
+        g = np.broadcast_to(inverse[:, None], shape).reshape(len(rhs), -1)
+        basis = (self.vectors.T @ rhs.reshape(len(rhs), -1)).reshape(rhs.shape)
+        q: Floats = np.broadcast_to(basis, shape).reshape(len(rhs), -1)
+        inner = g * q if self.ones is None else solve_bordered(lambda r: g * r, lambda u: u / g, q, self.ones)
+        found: Floats = (self.vectors @ inner).reshape(shape)
+        return found
 
     def inverse(self, alphas: Floats) -> Floats:
         """(lam + alpha)^-1 (m, k).
@@ -426,14 +445,14 @@ class EigenRidge:
         NotPositiveDefiniteError
             For an alpha, S K S + alpha I is not positive definite beyond rounding: lam_min + alpha <= eps |lam|_max.
         """
-        smallest, largest = float(self.values[0]), float(np.abs(self.values[[0, -1]]).max())
+        smallest, largest = float(self.eigenvalues[0]), float(np.abs(self.eigenvalues[[0, -1]]).max())
         rounding = float(np.finfo(np.float64).eps) * largest
         bad = np.flatnonzero(smallest + alphas <= rounding)
         if len(bad):
             alpha = float(alphas[bad[0]])
-            suggested = len(self.values) * rounding + max(0.0, -smallest)
+            suggested = len(self.eigenvalues) * rounding + max(0.0, -smallest)
             raise NotPositiveDefiniteError(
-                f"the matrix of {len(self.values):,} rows is not positive definite: its smallest eigenvalue is "
+                f"the matrix of {len(self.eigenvalues):,} rows is not positive definite: its smallest eigenvalue is "
                 f"{smallest:.2g} (largest {largest:.2g}) with alpha {alpha:.3g}",
                 hint=f"leave out every alpha below {suggested:.1g}, or remove duplicated rows",
                 row=None,
@@ -441,67 +460,22 @@ class EigenRidge:
                 alpha=alpha,
                 suggested_alpha=suggested,
             )
-        return 1.0 / (self.values[:, None] + alphas)
+        return 1.0 / (self.eigenvalues[:, None] + alphas)
 
-    def solve(self, alphas: Floats) -> tuple[Floats, Floats]:
-        """u (m, t, k) and the intercepts (t, k), which are 0 without one. 2 m^2 t k flops."""
-        inner, intercept = self._inner(self.inverse(alphas), self.rhs)
-        u = self.vectors @ inner.reshape(self.num_rows, -1)
-        return u.reshape(inner.shape), intercept + self.offset[:, None]
-
-    def solve_each(self, alphas: Floats) -> Floats:
-        """u (m, t) with one alpha for each target, ``alphas`` (t,). 2 m^2 t flops."""
-        inner, _ = self._solved(self.inverse(alphas), self.rhs[:, :, 0])
-        found: Floats = self.vectors @ inner
-        return found
-
-    def _inner(self, inverse: Floats, rhs: Floats) -> tuple[Floats, Floats]:
-        """Q^T u (m, t, k) and b (t, k) for right-hand sides (m, t, 1 or k) in the basis Q."""
-        shape = (*rhs.shape[:2], inverse.shape[1])
-        columns = np.broadcast_to(inverse[:, None], shape).reshape(len(rhs), -1)
-        inner, intercept = self._solved(columns, np.broadcast_to(rhs, shape).reshape(len(rhs), -1))
-        return inner.reshape(shape), intercept.reshape(shape[1:])
-
-    def _solved(self, inverse: Floats, rhs: Floats) -> tuple[Floats, Floats]:
-        """Q^T u (m, c) and b (c,) for right-hand sides and an alpha a column in the basis Q."""
-        if self.ones is None:
-            return inverse * rhs, np.zeros(rhs.shape[1])
-        inner = solve_bordered(lambda r: inverse * r, lambda u: u / inverse, rhs, self.ones)
-        return inner, best_intercept(rhs - inner / inverse, self.ones)
-
-    def _border(self, inverse: Floats) -> tuple[Floats, Floats]:
-        """v = A^-1 s (m, k) and sigma = s^T v (k,); zeros without an intercept."""
-        if self.ones is None:
-            return np.zeros_like(inverse), np.ones(inverse.shape[1])
-        weighted = self.ones[:, None] * inverse
-        return self.vectors @ weighted, self.ones @ weighted
-
-    def inverse_diagonals(self, alphas: Floats) -> Floats:
-        """diag(A^-1) (m, k), that of the bordered inverse, D_i - v_i^2 / sigma, with an intercept. 2 m^2 k flops."""
+    def solve_with_diagonals(self, alphas: Floats) -> tuple[Floats, Floats]:
         inverse = self.inverse(alphas)
-        v, sigma = self._border(inverse)
-        result = -v * (v / sigma)
-        for start in range(0, self.num_rows, EIGEN_STRIP_ROWS):
-            rows = slice(start, start + EIGEN_STRIP_ROWS)
-            result[rows] += np.square(self.vectors[rows]) @ inverse
-        return result
+        diagonals = -np.square(self._border(inverse))
+        for rows in row_blocks(len(self.rhs), EIGEN_STRIP_ROWS):
+            diagonals[rows] += np.square(self.vectors[rows]) @ inverse
+        return self.solve(alphas), diagonals
 
-    def leave_one_out(self, alphas: Floats) -> Floats:
-        """Residuals y_i - f^(-i)(x_i) (m, t, k) = u_i / (s_i D_i). 2 m^2 (t + 1) k flops."""
-        u, _ = self.solve(alphas)
-        u /= (self.root[:, None] * self.inverse_diagonals(alphas))[:, None, :]
-        return u
-
-    def project(self, block: Floats) -> Floats:
-        """k(z, X) S Q (z, m) for a block k(z, X) (z, m) of the kernel. 2 z m^2 flops."""
-        return (block * self.root) @ self.vectors
-
-    def predict(self, projected: Floats, alphas: Floats) -> Floats:
-        """Predictions (z, t, k) for points z given by :meth:`project`. 2 z m t k flops."""
-        inner, intercept = self._inner(self.inverse(alphas), self.rhs)
-        values = projected @ inner.reshape(self.num_rows, -1)
-        shifted: Floats = values.reshape(len(projected), *intercept.shape) + (intercept + self.offset[:, None])
-        return shifted
+    def _border(self, inverse: Floats) -> Floats:
+        """v / sigma^1/2 (m, k), v = A^-1 s and sigma = s^T v; zeros without an intercept."""
+        if self.ones is None:
+            return np.zeros_like(inverse)
+        weighted = self.ones[:, None] * inverse
+        found: Floats = (self.vectors @ weighted) / np.sqrt(self.ones @ weighted)
+        return found
 
     def leave_fold_out(self, rows: NDArray[np.intp], alphas: Floats) -> Floats:
         """Residuals (f, t, k) of rows F by fits without them.
@@ -513,19 +487,15 @@ class EigenRidge:
         ----
         m f^2 + f^3 / 3 flops for each alpha; 16 f m + 8 f^2 bytes.
         """
-        inverse = self.inverse(alphas)
-        u, _ = self.solve(alphas)
-        v, sigma = self._border(inverse)
-        vectors = np.ascontiguousarray(self.vectors[rows])
+        inverse, removed = self.inverse(alphas), np.empty((len(rows), self.rhs.shape[1], len(alphas)))
+        u, border, vectors = self.solve(alphas), self._border(inverse), np.ascontiguousarray(self.vectors[rows])
         scaled = np.empty_like(vectors)
-        removed = np.empty((len(rows), *u.shape[1:]))
         for number, alpha in enumerate(alphas.tolist()):
             np.multiply(vectors, np.sqrt(inverse[:, number]), out=scaled)
-            block = blas.dsyrk(1.0, scaled.T, trans=1, lower=1)  # Q_F g Q_F^T
+            inside = blas.dsyrk(1.0, scaled.T, trans=1, lower=1)  # Q_F g Q_F^T
             if self.ones is not None:
-                border = v[rows, number] / np.sqrt(sigma[number])
-                block -= np.outer(border, border)
-            removed[:, :, number] = _solve_block(block, u[rows, :, number], alpha)
+                inside -= np.outer(border[rows, number], border[rows, number])
+            removed[:, :, number] = _solve_block(inside, u[rows, :, number], alpha)
         return np.asarray(removed / self.root[rows][:, None, None])
 
 

@@ -57,7 +57,7 @@ from dkrr.linalg.matmul import OperatorProduct, residual_norms
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.triangular import substitute
-from dkrr.linalg.workspace import Owners, Workspace, run_with_repairs
+from dkrr.linalg.workspace import Owners, Workspace, repaired
 from dkrr.store.chunks import CRC_BYTES, ChunkArray
 from dkrr.store.files import join, name_of, parent_of, place, remove_array
 from dkrr.store.lease import hold_lock
@@ -243,7 +243,7 @@ def factorise(
         except StoreMismatchError:  # of an attempt with another split, other workers or other finished rows
             remove_array(beside)
             parts = create()
-    task = CholeskyTask(operator, factor, split, taken, new.strips, parts)
+    task = CholeskyTask(operator, factor, taken, split, new.strips, parts)
 
     def again(index: tuple[int, ...]) -> None:
         task.forget_parts(index[0])
@@ -253,7 +253,7 @@ def factorise(
     if parts is not None:
         owners[parts.location] = parts.delete
     nodes = cholesky_nodes(grid, split, new)
-    summary = run_with_repairs(executor, "factorise", factor_tile, task, nodes, progress, owners=owners)
+    summary = repaired(lambda: executor.run("factorise", factor_tile, task, nodes, progress), owners)
     remove_array(beside)
     # what was done is counted in tiles
     summary.num_computed -= sum(len(key) > 2 for key in summary.values)
@@ -297,7 +297,7 @@ class CholeskySolver:
                 operator, factor, workspace.executor, workspace.progress, split=workspace.split, taken=taken
             )
             workspace.record("factorise", summary)
-            workspace.record_reuse("factor", operator.grid.n, taken.to_dict(), summary, power=3)
+            taken.record(workspace, "factor", operator.grid.n, summary, power=3)
         return CholeskyFactor(solver=self, operator=operator, factor=factor, workspace=workspace)
 
 

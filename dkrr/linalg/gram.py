@@ -45,7 +45,7 @@ from dkrr.errors import DamagedChunkError, DataError, StoreError
 from dkrr.kernels import make_kernel
 from dkrr.linalg.catalogue import TakenOver, gram_fields, key_of
 from dkrr.linalg.operators import RidgeOperator, rows_of
-from dkrr.linalg.workspace import INVERSE_DIAGONAL, MAKER, Owners, keep_for_others, run_with_repairs
+from dkrr.linalg.workspace import INVERSE_DIAGONAL, MAKER, Owners, keep_for_others, repaired
 from dkrr.store.chunks import ChunkArray, FloatArray
 from dkrr.store.files import check_place, full_disk, list_keys, local_root, place, read_json
 from dkrr.tiles import TileGrid, TileMatrix
@@ -260,25 +260,25 @@ def _problems(
 
 
 @dataclass(frozen=True)
-class GramTask:
-    """The operator whose kernel is evaluated, the matrix that is written, and what earlier ones have of it."""
+class TileTask:
+    """The operator, the matrix that is made of it tile by tile, and what earlier ones have of its ragged tiles."""
 
     operator: RidgeOperator
-    gram: TileMatrix
+    matrix: TileMatrix
     taken: TakenOver = field(default_factory=TakenOver)
 
     @property
     def grid(self) -> TileGrid:
-        return self.gram.grid
+        return self.matrix.grid
 
     def remaining_bytes(self) -> int:
         """Bytes that are still to be written."""
-        return len(self.gram.missing()) * (self.gram.array.chunk_bytes + 4)
+        return len(self.matrix.missing()) * (self.matrix.array.chunk_bytes + 4)
 
 
-def gram_tile(task: GramTask, i: int, j: int) -> bool:
+def gram_tile(task: TileTask, i: int, j: int) -> bool:
     """Compute and write tile (i, j) of K unless it is valid; whether it was computed."""
-    operator, gram = task.operator, task.gram
+    operator, gram = task.operator, task.matrix
     if gram.is_valid(i, j):
         if gram_samples_agree(operator, gram, i, j):
             return False
@@ -314,12 +314,12 @@ def build_gram(
 
     ``taken`` is what earlier matrices of the lineage have of its ragged tiles.
     """
-    task = GramTask(operator, gram, taken or TakenOver())
+    task = TileTask(operator, gram, taken or TakenOver())
     rows, b = operator.rows, float(gram.grid.tile_size)
     flops = 2.0 * b * b * (1 if rows is None else rows.open().num_features)
     nodes = [Node(key, (), flops) for key in gram.grid.lower()]
     owners: Owners = {} if operator.kernel is None else {gram.location: gram.array.delete}
-    return run_with_repairs(executor, "gram", gram_tile, task, nodes, progress, owners=owners)
+    return repaired(lambda: executor.run("gram", gram_tile, task, nodes, progress), owners)
 
 
 def gram_owner(operator: RidgeOperator, executor: Executor) -> Owners:
@@ -330,7 +330,7 @@ def gram_owner(operator: RidgeOperator, executor: Executor) -> Owners:
 
     def again(index: tuple[int, ...]) -> None:
         gram.array.delete(index)
-        executor.run("gram", gram_tile, GramTask(operator, gram), [Node(index)])
+        executor.run("gram", gram_tile, TileTask(operator, gram), [Node(index)])
 
     return {gram.location: again}
 
@@ -375,7 +375,7 @@ def gram_matrix(X: Any, kernel: Any = "rbf", *, store: Any, tile_size: int = 102
         gram = TileMatrix.create(location, grid, dtype="float64", attributes=fields)
     chunks = tuple(grid.rows(i) for i in range(grid.num_tiles))
     lazy: da.Array = da.map_blocks(
-        gram_block, GramTask(operator, gram), dtype=np.float64, chunks=(chunks, chunks), meta=np.empty((0, 0))
+        gram_block, TileTask(operator, gram), dtype=np.float64, chunks=(chunks, chunks), meta=np.empty((0, 0))
     )
     return lazy
 
@@ -388,11 +388,11 @@ def _ingest_rows(X: Any, store: Any) -> Dataset:
     return ingest(X, place(store, "rows", uuid.uuid4().hex + ".zarr"))
 
 
-def gram_block(task: GramTask, block_id: tuple[int, int] | None = None) -> FloatArray:
+def gram_block(task: TileTask, block_id: tuple[int, int] | None = None) -> FloatArray:
     """Block (i, j) of the symmetric K: the stored tile or its transpose, computed unless it is there and agrees."""
     i, j = block_id or (0, 0)
     row, column = max(i, j), min(i, j)
-    with full_disk(task.gram.location):
+    with full_disk(task.matrix.location):
         gram_tile(task, row, column)
-    tile = task.gram.read(row, column)
+    tile = task.matrix.read(row, column)
     return np.array(tile if i >= j else tile.T, order="C")

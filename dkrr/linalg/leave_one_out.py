@@ -72,7 +72,7 @@ import logging
 import numbers
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,10 +80,14 @@ from numpy.typing import NDArray
 from dkrr.errors import DataError, NumericalError, ParameterError
 from dkrr.kernels import Kernel
 from dkrr.linalg.blocks import FloatMatrix, FloatVector
-from dkrr.linalg.products import CHECK_TOLERANCE, RowSource, kernel_product
-from dkrr.linalg.triangular import LowerTiles, solve_rows
+from dkrr.linalg.products import CHECK_TOLERANCE, ArrayRows, RowSource, predict_block
+from dkrr.linalg.triangular import solve_rows
 from dkrr.markup import lines_text, named
 from dkrr.store.chunks import FloatArray
+from dkrr.tiles import TileMatrix
+
+if TYPE_CHECKING:
+    from dkrr.linalg.dense import DenseFactor
 
 # 1 - h_i below this is rounding: the fit goes through row i whatever y_i is, and nothing can be said about it
 MIN_SHARE = 1e-14
@@ -354,15 +358,10 @@ def _level(coverage: float) -> int:
     return ceil(round(coverage * NUM_LEVELS, 6)) - 1
 
 
-def conformal_rank(n: int, coverage: float) -> int:
-    """ceil((n + 1) coverage): which of n sorted residuals is the quantile; more than n when there is none."""
-    return ceil(round((n + 1) * coverage, 6))
-
-
 def _quantiles(size: FloatMatrix) -> FloatMatrix:
     """The conformal quantile of every level that n values have one for, (levels, t)."""
     n = len(size)
-    # conformal_rank of level / NUM_LEVELS, in integers
+    # ceil((n + 1) level / NUM_LEVELS), in integers: which of n sorted residuals is the quantile
     ranks = -(-(n + 1) * np.arange(1, NUM_LEVELS) // NUM_LEVELS)
     chosen: FloatMatrix = np.sort(size, axis=0)[ranks[ranks <= n] - 1]
     return chosen
@@ -432,7 +431,7 @@ class VarianceSystem:
         Whether f has an intercept.
     """
 
-    factor: LowerTiles
+    factor: TileMatrix | DenseFactor
     kernel: Kernel
     x: RowSource
     alpha: float
@@ -465,23 +464,20 @@ class VarianceSystem:
 
         Cost
         ----
-        n^2 / 2 kernel entries and 4 n^2 flops; every tile is read twice.
+        n^2 kernel entries and 4 n^2 flops; every tile is read twice.
         """
         grid = self.factor.grid
         n, spans = grid.n, [grid.span(i) for i in range(grid.num_tiles)]
         v = np.random.default_rng(0).choice((-1.0, 1.0), size=(n, 1))
         root = np.ones((n, 1)) if self.root is None else self.root[:, None]
-        found, product, diagonal, scaled = np.zeros((n, 1)), np.zeros((n, 1)), np.empty((n, 1)), root * v
+        found, product, diagonal, scaled = np.zeros((n, 1)), np.empty((n, 1)), np.empty((n, 1)), ArrayRows(root * v)
         for j, columns in enumerate(spans):
             half = sum(self.factor.read(i, j).T @ v[spans[i]] for i in range(j, len(spans)))
-            b = self._rows(columns)
-            diagonal[columns] = np.abs(self.kernel.diag(b))[:, None]
-            kernel_product(self.kernel, b, b, scaled[columns], product[columns], same=True)
-            for i, rows in enumerate(spans[j:], j):
-                found[rows] += self.factor.read(i, j) @ half
-                if i > j:
-                    halves = {"u": scaled[rows], "out_t": product[columns]}
-                    kernel_product(self.kernel, self._rows(rows), b, scaled[columns], product[rows], **halves)
+            for i in range(j, len(spans)):
+                found[spans[i]] += self.factor.read(i, j) @ half
+            rows = self.x.read(columns.start, columns.stop)
+            diagonal[columns] = np.abs(self.kernel.diag(self._rows(columns)))[:, None]
+            product[columns] = predict_block(self.kernel, rows, self.x, scaled, self.center)
         error = np.abs(root * product + self.alpha * v - found)
         scale = np.sqrt(diagonal * root**2 + self.alpha)
         rounding = (100 * np.sqrt(n) * np.finfo(np.float64).eps + CHECK_TOLERANCE) * scale * np.linalg.norm(scale)

@@ -97,13 +97,12 @@ from dkrr.linalg.centres import (
 from dkrr.linalg.cg import CGState, Checkpoint, Identity, conjugate_gradients
 from dkrr.linalg.leave_one_out import LeaveOneOut
 from dkrr.linalg.operators import rows_of
-from dkrr.linalg.passes import check_task_memory, resumable_folder
 from dkrr.linalg.primal import Equations, left_out
 from dkrr.linalg.primal_passes import CentreFeatures, DatasetRows, FeatureRows, MemoryRows
 from dkrr.linalg.products import is_nonnegative
 from dkrr.linalg.rpcholesky import pivot_rows
 from dkrr.linalg.solution import IterativeSettings, NystromSettings, Solution
-from dkrr.linalg.workspace import BARE_BYTES, BASELINE_BYTES, Workspace
+from dkrr.linalg.workspace import BARE_BYTES, BASELINE_BYTES, Workspace, check_task_memory, resumable_folder
 from dkrr.store.files import place, remove_array, storage_errors
 from dkrr.tiles.blas import potrf
 

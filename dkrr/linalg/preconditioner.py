@@ -10,7 +10,7 @@ without one need hundreds of iterations. Below one location, all of them raw che
     panel-0007-<digest of S_p>/f     F[:, p] in row chunks
     gram                             F^T F
 
-A panel is a :class:`~dkrr.linalg.passes.Pass` whose parts stay: a task makes one row chunk of it from the kernel and
+A panel is a :class:`~dkrr.linalg.workspace.Pass` whose parts stay: a task makes one row chunk of it from the kernel and
 the pivots (or from the tiles of a given matrix) and from the same rows of the panels before. It never reads rows of
 another chunk, and what it writes depends on nothing but its indices. Row chunks are cut by n and r alone.
 
@@ -69,10 +69,9 @@ from dkrr.kernels.base import mirror
 from dkrr.linalg.blocks import Floats, Indices
 from dkrr.linalg.catalogue import gram_fields
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.passes import Operand, Operands, Pass, is_here
 from dkrr.linalg.rpcholesky import block_size, grow
 from dkrr.linalg.solution import IterativeSettings
-from dkrr.linalg.workspace import Owners, Workspace, repaired
+from dkrr.linalg.workspace import Operand, Operands, Owners, Pass, Workspace, is_here, repaired
 from dkrr.store.chunks import ChunkArray, on_release
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import local_root, place, remove_array

@@ -11,7 +11,7 @@ method ``design(x, operands)`` that gives F of a few rows. F (n, D) is never in 
 are taken minus a *shift* and means, fixed before the pass, so that large means do not swallow what differs from row to
 row.
 
-Each is a :class:`~dkrr.linalg.passes.Pass`: rows in memory of this process are one range, others up to 64 of whole
+Each is a :class:`~dkrr.linalg.workspace.Pass`: rows in memory of this process are one range, others up to 64 of whole
 chunks, which depend on n, d and D alone. Where D is large G is cut into tiles, one task for a tile of a range. The sums
 are kept until the fit is over under a name made of what decides them, so that a fit that was interrupted goes on.
 
@@ -46,8 +46,7 @@ from dkrr.linalg.blocks import Centring, FloatMatrix, FloatVector, centre_datase
 from dkrr.linalg.catalogue import key_of
 from dkrr.linalg.leave_one_out import MIN_SHARE
 from dkrr.linalg.operators import Rows
-from dkrr.linalg.passes import ROW_MULTIPLE, Operands, Pass, RowRanges
-from dkrr.linalg.workspace import Workspace
+from dkrr.linalg.workspace import ROW_MULTIPLE, Operands, Pass, RowRanges, Workspace
 from dkrr.tiles import TileGrid
 from dkrr.tiles.blas import buffer, gemm_nt, gemm_tn, syrk, syrk_tn, trsm_right
 
@@ -232,9 +231,11 @@ class DatasetRows:
             end = min(begin + size, stop)
             parts: dict[Any, Any] = {k: part.read(begin, end) for k, part in dataset.parts().items() if k != "X"}
             mapped = dataset.X.array.read((begin // size, 0))[: end - begin] if is_mapped else None
-            x: Any = self.rows.read(begin, end) if mapped is None else mapped
+            x: Any = dataset.X.read(begin, end) if mapped is None else mapped
             for part in (*parts, "X") if placed and self.in_place else ():  # centred rows have other digests
                 check_place(dataset, part, begin, x if part == "X" else parts[part])
+            if self.rows.center is not None:
+                x = x - np.asarray(self.rows.center)
             y, weight = parts.get("y", np.empty((end - begin, 0))), parts.get("weight")
             for first in range(0, end - begin, num_rows):
                 rows = slice(first, first + num_rows)

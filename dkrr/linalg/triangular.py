@@ -48,15 +48,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dkrr.engine.tasks import Executor, Key, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, MemoryBudgetError, NumericalError
 from dkrr.linalg.blocks import MAX_BLOCK_COLUMNS, BlockColumns, FloatVector
-from dkrr.linalg.workspace import BASELINE_BYTES, INVERSE_DIAGONAL, Owners, repaired, run_with_repairs
+from dkrr.linalg.workspace import BASELINE_BYTES, INVERSE_DIAGONAL, Owners, repaired
 from dkrr.store.chunks import FloatArray
 from dkrr.store.files import place, remove_array
 from dkrr.tiles import TileGrid, TileMatrix
@@ -64,6 +64,7 @@ from dkrr.tiles.blas import buffer, gemm_nt, trsm_left, trsm_right
 from dkrr.tiles.store import made
 
 if TYPE_CHECKING:
+    from dkrr.linalg.dense import DenseFactor
     from dkrr.linalg.direct import CholeskyFactor
 
 # Up to so many columns a tile is multiplied in strips, right behind its checksum: two to four times faster than whole.
@@ -121,81 +122,60 @@ class Sweeps:
         return BlockColumns(replace(self.ends(sweep)[1].array, path=path, dtype=self.factor.array.dtype), self.grid)
 
 
-@dataclass
-class _Chain:
-    """One column block of one sweep, as a task sees it, and blocks of the result that it knows, in Fortran order."""
+def sweep_task(task: Sweeps, sweep: int, panel: int, step: int, before: int) -> bool:
+    """Run task (step, before) of a sweep for a column block; whether anything was computed."""
+    return any([_sweep_block(task, sweep, panel, at, step, before) for at in task.positions(step)])
 
-    task: Sweeps
-    sweep: int
-    panel: int
-    known: dict[int, FloatArray] = field(default_factory=dict)
 
-    def make(self, position: int, step: int, before: int) -> bool:
-        """The result at a position of ``step``, or where ``before`` is less its sum after that step.
+def _sweep_block(task: Sweeps, sweep: int, panel: int, position: int, step: int, before: int) -> bool:
+    """The result at a position of ``step``, or where ``before`` is less its sum after that step.
 
-        Blocks of the result that are valid are left alone, and so are their sums.
-        """
-        task, factor, i, ends = self.task, self.task.factor, self.task.row(self.sweep, position), step == before
-        source, result = task.ends(self.sweep)
-        out = result if ends else task.sums(self.sweep, before)
-        if result.is_valid(i, self.panel) or (not ends and out.is_valid(i, self.panel)):
-            return False
-        rows = [task.row(self.sweep, k) for k in range(position if ends else task.positions(before).stop)]
-        tiles = [(max(i, row), min(i, row)) for row in rows]
+    Blocks of the result that are valid are left alone, and so are their sums.
+    """
+    factor, i, ends, (source, result) = task.factor, task.row(sweep, position), step == before, task.ends(sweep)
+    out = result if ends else task.sums(sweep, before)
+    if result.is_valid(i, panel) or (not ends and out.is_valid(i, panel)):
+        return False
+    rows = [task.row(sweep, k) for k in range(position if ends else task.positions(before).stop)]
+    tiles = [(max(i, row), min(i, row)) for row in rows]
 
-        def compute() -> FloatArray:
-            first, block, after = 0, None, step - 2 if ends else before - 1
-            if after >= 0:
-                # a sum that is lost or damaged is only work to do again
-                with contextlib.suppress(DamagedChunkError):
-                    block, first = task.sums(self.sweep, after).read(i, self.panel), task.positions(after).stop
-            block = np.array(source.read(i, self.panel) if block is None else block, dtype=factor.dtype, order="F")
-            for k in range(first, len(rows)):
-                self._subtract(block, tiles[k], self._read(k))
-            if ends:
-                lower = factor.read(i, i, verify=task.verify)
-                block = solve_triangle(lower, block, transposed=self.sweep == BACKWARD)
-                self._keep(position, block)
-            return np.asarray(block.T)
+    def compute() -> FloatArray:
+        first, block, after = 0, None, step - 2 if ends else before - 1
+        if after >= 0:
+            # a sum that is lost or damaged is only work to do again
+            with contextlib.suppress(DamagedChunkError):
+                block, first = task.sums(sweep, after).read(i, panel), task.positions(after).stop
+        block = np.array(source.read(i, panel) if block is None else block, dtype=factor.dtype, order="F")
+        for row, tile in zip(rows[first:], tiles[first:], strict=True):
+            _subtract(task, block, tile, np.asfortranarray(result.read(row, panel)), transposed=sweep == BACKWARD)
+        if ends:
+            block = solve_triangle(factor.read(i, i, verify=task.verify), block, transposed=sweep == BACKWARD)
+        return np.asarray(block.T)
 
-        def explain(_: FloatArray) -> DataError:
-            factor.check_finite([*tiles, *[(i, i)] * ends])
-            return DataError(
-                f"the solution of rows {task.grid.span(i)} is not finite", hint="scale the targets, or raise alpha"
-            )
+    def explain(_: FloatArray) -> DataError:
+        factor.check_finite([*tiles, *[(i, i)] * ends])
+        hint = "scale the targets, or raise alpha"
+        return DataError(f"the solution of rows {task.grid.span(i)} is not finite", hint=hint)
 
-        site = "solve.block" if ends else "solve.sum"
-        return made(site, compute, lambda block: out.write(i, self.panel, block.T), explain)
+    site = "solve.block" if ends else "solve.sum"
+    return made(site, compute, lambda block: out.write(i, panel, block.T), explain)
 
-    def _read(self, position: int) -> FloatArray:
-        if position not in self.known:
-            result = self.task.ends(self.sweep)[1]
-            block = np.asfortranarray(result.read(self.task.row(self.sweep, position), self.panel))
-            self._keep(position, block)
-            return block
-        return self.known[position]
 
-    def _keep(self, position: int, block: FloatArray) -> None:
-        """Keep a block that later rows need, while all of them together take less than a tile."""
-        if self.task.grid.n * block.shape[1] <= self.task.grid.tile_size**2:
-            self.known[position] = block
-
-    def _subtract(self, block: FloatArray, tile: tuple[int, int], known: FloatArray) -> None:
-        """block -= T known forward, T^T known backward, for a tile T of the factor; blocks in Fortran order."""
-        factor, verify, transposed = self.task.factor, self.task.verify, self.sweep == BACKWARD
-        if block.shape[1] > NARROW:
-            whole = factor.read(*tile, verify=verify)
-            block -= (whole.T if transposed else whole) @ known
-            return
-        out, x = block.T, known.T
-        # strips are verified behind their products, and what a damaged one makes of them is thrown away
-        with np.errstate(over="ignore", invalid="ignore"):
-            for start, strip in factor.read_strips(*tile, verify=verify):
-                rows = slice(start, start + len(strip))
-                if transposed:
-                    out -= x[:, rows] @ strip
-                else:
-                    out[:, rows] -= x @ strip.T
+def _subtract(task: Sweeps, block: FloatArray, tile: tuple[int, int], known: FloatArray, *, transposed: bool) -> None:
+    """block -= T known, or T^T known, for a tile T of the factor; blocks in Fortran order."""
+    if block.shape[1] > NARROW:
+        whole = task.factor.read(*tile, verify=task.verify)
+        block -= (whole.T if transposed else whole) @ known
+        return
+    out, x = block.T, known.T
+    # strips are verified behind their products, and what a damaged one makes of them is thrown away
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start, strip in task.factor.read_strips(*tile, verify=task.verify):
+            rows = slice(start, start + len(strip))
+            if transposed:
+                out -= x[:, rows] @ strip
+            else:
+                out[:, rows] -= x @ strip.T
 
 
 def solve_triangle(lower: FloatArray, block: FloatArray, *, transposed: bool) -> FloatArray:
@@ -211,12 +191,6 @@ def solve_triangle(lower: FloatArray, block: FloatArray, *, transposed: bool) ->
             out[:, :start] -= out[:, rows] @ lower[rows, :start]
     solved: FloatArray = out.T
     return solved
-
-
-def sweep_task(task: Sweeps, sweep: int, panel: int, step: int, before: int) -> bool:
-    """Run task (step, before) of a sweep for a column block; whether anything was computed."""
-    chain = _Chain(task, sweep, panel)
-    return any([chain.make(position, step, before) for position in task.positions(step)])
 
 
 def choose_num_steps(grid: TileGrid, itemsize: int, num_columns: int, num_threads: int) -> int:
@@ -290,22 +264,15 @@ def substitute(
         itemsize = factor.dtype.itemsize
         num_steps = choose_num_steps(factor.grid, itemsize, blocks[0].num_columns, executor.num_threads)
     task = Sweeps(factor, *blocks, num_steps, verify)
-    summary = run_with_repairs(executor, phase, sweep_task, task, sweep_nodes(task), progress, owners=owners or {})
+    summary = repaired(lambda: executor.run(phase, sweep_task, task, sweep_nodes(task), progress), owners or {})
     for sweep in (FORWARD, BACKWARD):
         remove_array(place(task.ends(sweep)[1].array.store, task.sums_path(sweep)))
     return summary
 
 
-class LowerTiles(Protocol):
-    """A Cholesky factor in tiles: a ``TileMatrix`` in a store, or one tile in memory."""
-
-    @property
-    def grid(self) -> TileGrid: ...
-
-    def read(self, i: int, j: int) -> FloatArray: ...
-
-
-def solve_rows(factor: LowerTiles, half: FloatArray, fill: Callable[[int, FloatArray], object], first: int = 0) -> None:
+def solve_rows(
+    factor: TileMatrix | DenseFactor, half: FloatArray, fill: Callable[[int, FloatArray], object], first: int = 0
+) -> None:
     """half (w, n - first) <- B L^-T for the rows from ``first`` on, where B is zero before them: L^-1 B^T, transposed.
 
     Right-hand sides that are rows make the product C -= A B^T of C-order tiles and the solve C <- C L^-T: those of the

@@ -33,7 +33,7 @@ from dkrr.linalg.leave_one_out import (
     maximum_likelihood_scale,
 )
 from dkrr.linalg.products import RowSource
-from dkrr.linalg.triangular import LowerTiles
+from dkrr.tiles import TileMatrix
 
 if TYPE_CHECKING:
     from dkrr.models.model import Model
@@ -89,7 +89,7 @@ def find_variance_systems(model: Model) -> VarianceSystems:
 
     Cost
     ----
-    For each factor that is found n^2 / 2 kernel entries and two readings, see
+    For each factor that is found n^2 kernel entries and two readings, see
     :meth:`~dkrr.linalg.leave_one_out.VarianceSystem.misfit`; n^3 / 3 flops and 8 n^2 bytes where one is made (at
     most 6,000 rows).
     """
@@ -114,7 +114,7 @@ def find_variance_systems(model: Model) -> VarianceSystems:
     weight = model.sample_weight
     root = None if weight is None else np.sqrt(weight.read(0, weight.num_rows)[:, 0])
 
-    def system(alpha: float, factor: LowerTiles) -> VarianceSystem:
+    def system(alpha: float, factor: TileMatrix | DenseFactor) -> VarianceSystem:
         return VarianceSystem(
             factor=factor,
             kernel=kernel,

@@ -341,9 +341,9 @@ class AlphaPath:
         rows = np.arange(len(self.y)) if fold is None else fold.test
         is_inside = np.isin(rows, self.inside)
         if fold is not None and (fold.train is not None or not is_inside.all()):
-            system = self._eigen(self._train(fold))
-            return partial(system.predict, system.project(self._gram(rows, self._train(fold))))
-        outside = None if is_inside.all() else self.system.project(self._gram(rows[~is_inside], self.inside))
+            train = self._train(fold)
+            return partial(self._eigen(train).predict, self._gram(rows, train))
+        outside = None if is_inside.all() else self._gram(rows[~is_inside], self.inside)
 
         def predict(alphas: Floats) -> Floats:
             if isinstance(self.system, EigenRidge) and fold is not None:
