@@ -188,7 +188,7 @@ def test_the_loss_is_the_density_of_a_gaussian(weighted: bool, intercept: bool) 
     mean = np.average(data.y, axis=0, weights=data.weight)
     deviation = np.sqrt(np.average((data.y - mean) ** 2, axis=0, weights=data.weight))
     centred = np.empty_like(data.y)
-    for k, y in enumerate(data.y.TARGETS):
+    for k, y in enumerate(data.y.T):
         shift = 0.0
         if intercept:  # generalised least squares
             solved = cho_solve(factor, np.ones(ROWS))
@@ -196,7 +196,7 @@ def test_the_loss_is_the_density_of_a_gaussian(weighted: bool, intercept: bool) 
         centred[:, k] = y - shift
     variance = float(np.mean(np.sum(centred * cho_solve(factor, centred), axis=0) / deviation**2)) / ROWS
     total = 0.0
-    for y, c in zip(centred.TARGETS, deviation, strict=True):
+    for y, c in zip(centred.T, deviation, strict=True):
         total -= multivariate_normal(mean=np.zeros(ROWS), cov=variance * c**2 * covariance).logpdf(y) / (ROWS * TARGETS)
     assert data.evaluate("matern32", widths, alpha).loss == pytest.approx(total, rel=1e-10)
 
