@@ -6,6 +6,7 @@ import copy
 import gc
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -20,11 +21,10 @@ import psutil
 import pytest
 import zarr
 from scipy import sparse
-from sklearn.base import clone
 from sklearn.kernel_ridge import KernelRidge as DenseKernelRidge
-from sklearn.model_selection import GridSearchCV, cross_val_score
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.linear_model import Ridge
+from sklearn.metrics.pairwise import rbf_kernel
+from sklearn.model_selection import GridSearchCV
 
 import dkrr.engine.cluster
 import dkrr.models.estimator
@@ -32,8 +32,9 @@ import dkrr.models.model
 import dkrr.models.prediction
 from dkrr import KernelRidge, ingest, make_kernel
 from dkrr.dataset import append
-from dkrr.errors import ClusterError, ConvergenceError, ParameterError, StorageFullError
+from dkrr.errors import ClusterError, DataError, ParameterError, StorageFullError
 from dkrr.fit.inputs import TemporaryStore, temporary_folder
+from tests.reference import dense_bordered
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((300, 5))
@@ -74,16 +75,6 @@ def run_script(folder: Path, source: str, *, guard: bool = False) -> subprocess.
     return subprocess.run(
         [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=120, check=False
     )
-
-
-def test_pipeline_and_clone() -> None:
-    ours, theirs = (
-        cross_val_score(make_pipeline(StandardScaler(), estimator), X, Y[:, 0], cv=3)
-        for estimator in (KernelRidge(kernel="rbf", tile_size=64), DenseKernelRidge(kernel="rbf"))
-    )
-    np.testing.assert_allclose(ours, theirs, rtol=1e-9)
-    kernel = 0.5 * make_kernel("rbf", gamma=0.2) + 1.0
-    assert clone(KernelRidge(kernel=kernel, alpha=[0.1, 0.2])).get_params()["kernel"] == kernel
 
 
 @pytest.mark.parametrize("num_jobs", [1, pytest.param(2, marks=pytest.mark.thorough)])
@@ -262,16 +253,6 @@ def test_large_predictions_run_on_workers(
 # --- stores, copies, what is left ------------------------------------------------------------------------------------
 
 
-def test_a_store_is_kept_and_resumed(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    first = fitted(store=store, tile_size=64)
-    before = {path: path.stat().st_mtime_ns for path in (store / "factors").rglob("c/*/*")}
-    assert len(before) == 15
-    again = fitted(store=str(store), tile_size=64)
-    assert {path: path.stat().st_mtime_ns for path in (store / "factors").rglob("c/*/*")} == before
-    assert np.array_equal(first.dual_coef_, again.dual_coef_)
-
-
 def test_rows_of_a_kept_store_are_there_once(tmp_path: Path) -> None:
     store = tmp_path / "store"
     for _ in range(2):
@@ -346,17 +327,6 @@ def test_a_temporary_folder_is_where_there_is_room(monkeypatch: pytest.MonkeyPat
 RBF: dict[str, Any] = {"kernel": "rbf", "gamma": 0.2, "alpha": 0.1}
 
 
-def test_tol_and_max_iter_are_kept_to() -> None:
-    loose = KernelRidge(**RBF, solver="cg", tol=1e-2, solver_params={"preconditioner": "none"}).fit(X, Y)
-    assert 1e-10 < max(loose.solution_.relative_residual) <= 1e-2
-    est = KernelRidge(**RBF, solver="cg", max_iter=2, solver_params={"preconditioner": "none"})
-    with pytest.raises(ConvergenceError):
-        est.fit(X, Y)
-    est.set_params(solver_params={"preconditioner": "none", "allow_unconverged": True}).fit(X, Y)
-    assert not est.solution_.converged
-    assert "NOT CONVERGED" in est.solution_.message
-
-
 @pytest.mark.whole
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -387,3 +357,231 @@ def test_a_fit_of_more_rows_continues_the_factor(tmp_path: Path, precision: str)
     est.fit(append(X[200:], tmp_path / "data.zarr", y=Y[200:]))
     assert est.solution_.reused["factor"]["rows"] == 200
     np.testing.assert_allclose(est.predict(Z), KernelRidge(**RBF).fit(X, Y).predict(Z), rtol=1e-7, atol=1e-9)
+
+
+# --- an intercept, with every solver ----------------------------------------------------------------------------------
+
+WEIGHT = RNG.uniform(0.2, 2, 300) * (np.arange(300) % 7 > 0)
+# options of each way, and how well it meets the dense solve
+WAYS: dict[str, tuple[dict[str, Any], float]] = {
+    "memory": ({}, 1e-10),
+    "float32": ({"precision": "float32"}, 1e-4),
+    "tiles": ({"tile_size": 90}, 1e-10),
+    "mixed": ({"tile_size": 90, "precision": "mixed", "tol": 1e-11}, 1e-8),
+    "cg": ({"solver": "cg", "tol": 1e-11}, 1e-8),
+    "nystrom": ({"solver": "nystrom", "tol": 1e-11, "solver_params": {"num_centers": 257}}, 1e-7),
+}
+
+
+@pytest.mark.parametrize("alphas", [0.1, [0.1, 3.0]], ids=str)
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "nystrom"])
+def test_every_way_agrees_with_the_dense_bordered_system(way: str, alphas: Any) -> None:
+    options, tolerance = WAYS[way]
+    weight, kernel = None if alphas == 0.1 else WEIGHT, make_kernel("rbf", gamma=0.2)
+    est = KernelRidge(**RBF | {"fit_intercept": True, "alpha": alphas}, **options).fit(X, Y, sample_weight=weight)
+    coefficients, b = dense_bordered(kernel(X, X), Y, alphas, weight)
+    size = np.abs(coefficients).max()
+    np.testing.assert_allclose(est.dual_coef_, coefficients, rtol=0, atol=tolerance * size)
+    np.testing.assert_allclose(est.predict(Z), kernel(Z, X) @ coefficients + b, rtol=0, atol=100 * tolerance)
+    # s^T u is the sum of the coefficients, with weights and without
+    sums = est.dual_coef_.sum(axis=0)
+    assert np.abs(sums).max() < (1e-6 if way == "float32" else 1e-13) * np.abs(est.dual_coef_).sum(axis=0).min()
+    assert weight is None or not est.dual_coef_[weight == 0].any()
+    assert max(est.solution_.backward_error) <= (1e-6 if way == "float32" else 1e-11)
+    # a number that is added to the targets is added to the intercept; the sum rounds 7e-9 of y away
+    before = est.intercept_
+    est.fit(X, Y + 2.0**26, sample_weight=weight)
+    np.testing.assert_allclose(est.dual_coef_, coefficients, rtol=0, atol=max(tolerance, 1e-6) * size)
+    np.testing.assert_allclose(est.intercept_, before + 2.0**26, rtol=0, atol=100 * tolerance)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("alpha", [1e-5, 1e5])
+def test_ones_are_predicted_as_one_whatever_alpha_and_weights(way: str, alpha: float) -> None:
+    # alone, and beside a target that is not constant
+    weight = 10.0 ** RNG.uniform(-2, 2, 300) * (np.arange(300) % 7 > 0)
+    y = np.column_stack([np.ones(300), Y[:, 0]])
+    parameters = {} if way in ("memory", "float32", "tiles") else {"allow_unconverged": True}
+    options = WAYS[way][0] | {"tol": 1e-6, "max_iter": 30}
+    options["solver_params"] = options.get("solver_params", {}) | parameters
+    est = KernelRidge(**RBF | {"fit_intercept": True, "alpha": alpha, "gamma": 2.0}, **options).fit(
+        X, y, sample_weight=weight
+    )
+    assert np.abs(est.predict(Z)[:, 0] - 1).max() < 1e-10
+    assert est.intercept_[0] == pytest.approx(1, abs=1e-14)
+
+
+def test_an_intercept_is_not_shrunk_and_the_weight_of_a_constant_feature_is() -> None:
+    """With a linear kernel: the intercept is that of ridge regression; Welling's bias is the weight of a feature."""
+    y = X @ np.array([1.0, -2.0, 0.5, 0.0, 0.0]) + 9.0
+    ones = np.hstack([X, np.ones((300, 1))])
+    there = np.hstack([Z, np.ones((37, 1))])
+    for alpha in (1e-3, 10.0, 1e3, 1e9):
+        ridge = Ridge(alpha=alpha).fit(X, y, sample_weight=WEIGHT)
+        est = KernelRidge(alpha=alpha, kernel="linear", fit_intercept=True).fit(X, y, sample_weight=WEIGHT)
+        assert est.intercept_ == pytest.approx(ridge.intercept_, rel=1e-9)
+        np.testing.assert_allclose(est.predict(Z), ridge.predict(Z), rtol=1e-8)
+        shrunk = Ridge(alpha=alpha, fit_intercept=False).fit(ones, y, sample_weight=WEIGHT)
+        bias = KernelRidge(alpha=alpha, kernel="linear").fit(ones, y, sample_weight=WEIGHT)
+        np.testing.assert_allclose(bias.predict(there), shrunk.predict(there), rtol=1e-7, atol=1e-12)
+
+
+# --- the primal solver ------------------------------------------------------------------------------------------------
+
+N, D = 240, 5
+
+
+def rows(n: int = N, t: int = 1) -> tuple[Any, Any, Any]:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((n, D)) + 1
+    y = x @ rng.standard_normal((D, t)) + rng.standard_normal((n, t)) + 3
+    return x, y[:, 0] if t == 1 else y, rng.uniform(0.2, 2, n) * (np.arange(n) % 7 > 0)
+
+
+@pytest.mark.parametrize("t", [1, 3])
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("stored", [False, True])
+def test_coefficients_are_those_of_ridge(t: int, intercept: bool, stored: bool, tmp_path: Path) -> None:
+    x, y, weight = rows(t=t)
+    store = str(tmp_path / "store") if stored else None
+    found = dkrr.KernelRidge(alpha=0.5, kernel="linear", solver="primal", fit_intercept=intercept, store=store)
+    found.fit(x, y, sample_weight=weight)
+    ridge = Ridge(alpha=0.5, fit_intercept=intercept, solver="cholesky").fit(x, y, sample_weight=weight)
+    np.testing.assert_allclose(found.coef_, ridge.coef_, rtol=1e-10)
+    np.testing.assert_allclose(found.intercept_, ridge.intercept_, rtol=1e-10)
+    np.testing.assert_allclose(found.predict(x), ridge.predict(x), rtol=1e-10)
+
+
+def test_rows_on_disk_are_not_needed_any_more(tmp_path: Path) -> None:
+    x, y, weight = rows()
+    dataset = ingest(x, tmp_path / "rows.zarr", y=y, sample_weight=weight)
+    found = dkrr.KernelRidge(alpha=0.5, kernel="poly", degree=2, solver="primal", store=str(tmp_path / "store"))
+    found.fit(dataset)
+    memory = dkrr.KernelRidge(alpha=0.5, kernel="poly", degree=2, solver="primal").fit(x, y, sample_weight=weight)
+    assert not hasattr(found, "dual_coef_")
+    assert not hasattr(found, "X_fit_")
+    left_out = found.leave_one_out().residuals
+    np.testing.assert_allclose(left_out, memory.leave_one_out().residuals, rtol=1e-9)
+    found.save(tmp_path / "model.zarr")
+    assert sum(path.stat().st_size for path in (tmp_path / "model.zarr").rglob("c/*/*")) < 8 * 4100
+    model = dkrr.load_model(tmp_path / "model.zarr")
+    np.testing.assert_allclose(model.predict(x), memory.predict(x), rtol=1e-11)
+    lazy = model.predict(da.from_array(x, chunks=(50, D)))
+    np.testing.assert_allclose(lazy.compute(scheduler="synchronous"), model.predict(x), rtol=1e-13)
+
+
+def test_auto_takes_it_for_many_rows_of_few_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y, weight = rows(1500)
+    plain = dkrr.KernelRidge(kernel="linear").fit(x, y, sample_weight=weight)
+    monkeypatch.setattr("dkrr.models.estimator.MAX_IN_PROCESS_ROWS", 1000)
+    auto = dkrr.KernelRidge(kernel="linear").fit(x, y, sample_weight=weight)
+    assert (plain.solution_.solver, auto.solution_.solver) == ("cholesky", "primal")
+    np.testing.assert_allclose(auto.dual_coef_, plain.dual_coef_, rtol=0, atol=1e-8 * np.abs(plain.dual_coef_).max())
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"kernel": "rbf"}, "no finite number"),
+        ({"kernel": "poly", "degree": 2.5}, "whole degree"),
+        ({"kernel": "poly", "coef0": -1}, "coef0"),
+        ({"precision": "mixed"}, "all float64"),
+        ({"solver_params": {"rank": 10}}, "rank is for solver 'cg'"),
+    ],
+    ids=str,
+)
+def test_what_has_no_features_is_refused(parameters: dict[str, Any], words: str) -> None:
+    x, y, _ = rows()
+    with pytest.raises(ParameterError, match=words):
+        dkrr.KernelRidge(solver="primal", **parameters).fit(x, y)
+
+
+# --- a precomputed matrix ---------------------------------------------------------------------------------------------
+
+SIZE, TILE = 250, 64
+OTHER = np.random.default_rng(1)
+XK = OTHER.standard_normal((SIZE, 4))
+YK = np.stack([np.sin(XK[:, 0]), XK[:, 1]], axis=1)
+WK = OTHER.uniform(0, 2, SIZE) * (np.arange(SIZE) % 4 > 0)
+K = rbf_kernel(XK)
+K_TEST = rbf_kernel(OTHER.standard_normal((31, 4)), XK)
+MATRIX_FORMS = ("array", "Fortran", "dask", "zarr", "zarr path", ".npy", "memory map", "float32 dask")
+
+
+def form(name: str, folder: Path, matrix: np.ndarray = K) -> Any:
+    match name:
+        case "array":
+            return matrix
+        case "Fortran":
+            return np.asfortranarray(matrix)
+        case "dask":
+            return da.from_array(matrix, chunks=(70, 101))
+        case "float32 dask":
+            return da.from_array(matrix, chunks=50).astype(np.float32)
+        case "zarr":
+            return zarr.create_array(str(folder / "K.zarr"), data=matrix, chunks=(90, 40))
+        case "zarr path":
+            zarr.create_array(str(folder / "K.zarr"), data=matrix, chunks=(90, 40))
+            return folder / "K.zarr"
+        case _:
+            np.save(folder / "K.npy", matrix)
+            return folder / "K.npy" if name == ".npy" else np.load(folder / "K.npy", mmap_mode="r")
+
+
+@pytest.mark.parametrize("tile_size", ["auto", TILE])
+@pytest.mark.parametrize("name", MATRIX_FORMS)
+def test_every_form_of_the_matrix(name: str, tile_size: Any, tmp_path: Path) -> None:
+    expected = DenseKernelRidge(kernel="precomputed", alpha=0.1).fit(K, YK, sample_weight=WK)
+    rtol = 1e-5 if "float32" in name else 1e-9
+    fit = KernelRidge(kernel="precomputed", alpha=0.1, tile_size=tile_size)
+    fit.fit(form(name, tmp_path), YK, sample_weight=WK)
+    assert np.linalg.norm(fit.dual_coef_ - expected.dual_coef_) < rtol * np.linalg.norm(expected.dual_coef_)
+    assert np.all(fit.dual_coef_[WK == 0] == 0)
+    assert fit.n_features_in_ == SIZE
+    assert fit.solution_.backward_error[0] < 1e-12
+    for rows in (K_TEST, da.from_array(K_TEST, chunks=(10, 100))):
+        predicted = fit.predict(rows)
+        assert type(predicted) is type(rows)
+        np.testing.assert_allclose(np.asarray(predicted), expected.predict(K_TEST), rtol=100 * rtol, atol=rtol)
+
+
+def test_a_kept_store_holds_a_factor_and_no_copy_of_the_matrix(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    for _ in range(2):
+        KernelRidge(kernel="precomputed", alpha=0.1, tile_size=TILE, store=store).fit(da.from_array(K, chunks=99), YK)
+    assert [len(list((store / name).glob("*.zarr"))) for name in ("factors", "grams", "rows")] == [1, 0, 0]
+    # another matrix is another factor, whatever its row numbers
+    KernelRidge(kernel="precomputed", alpha=0.1, tile_size=TILE, store=store).fit(rbf_kernel(XK, gamma=0.1), YK)
+    assert len(list((store / "factors").glob("*.zarr"))) == 2
+
+
+def spoiled(place: tuple[int, int], value: float) -> np.ndarray:
+    matrix = K.copy()
+    matrix[place] = value
+    return matrix
+
+
+BAD_MATRICES: dict[str, tuple[np.ndarray, str]] = {
+    "not square": (K[:, :-1], r"\(250, 249\)"),
+    "NaN below the diagonal": (spoiled((200, 3), np.nan), "row 200, column 3"),
+    "infinity above the diagonal": (spoiled((3, 200), np.inf), "row 3, column 200"),
+    "not symmetric": (spoiled((240, 70), 0.5), r"entry \(240, 70\) is 0\.5, its mirror image"),
+    "not symmetric in the last tile": (spoiled((249, 248), -0.1), r"entry \(249, 248\) is -0\.1"),
+}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", ["array", "dask", "zarr path", ".npy"])
+@pytest.mark.parametrize("tile_size", ["auto", TILE])
+@pytest.mark.parametrize("case", BAD_MATRICES)
+def test_bad_matrices(case: str, tile_size: Any, name: str, tmp_path: Path) -> None:
+    matrix, message = BAD_MATRICES[case]
+    store = tmp_path / "store"
+    for given in ({}, {"store": store}):
+        estimator = KernelRidge(kernel="precomputed", tile_size=tile_size, **given)
+        with pytest.raises(DataError, match=message) as error:
+            estimator.fit(form(name, tmp_path, matrix), YK)
+        assert isinstance(error.value, ValueError)
+        assert not store.exists()
+        if name == "zarr path":
+            shutil.rmtree(tmp_path / "K.zarr")

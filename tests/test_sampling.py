@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.sampling import MAX_CASES, one_of
+from tests.sampling import MAX_CASES
 from tests.test_skips import run_sample
 
 TABLES = f"""
@@ -35,9 +35,3 @@ def test_a_large_table_is_sampled_and_the_rest_is_thorough(tmp_path: Path) -> No
     assert len([name for name in kept if "whole" in name]) == MAX_CASES + 3
     assert len(rest) == 40 - MAX_CASES
     assert not set(kept) & set(rest)
-
-
-def test_one_of_a_few() -> None:
-    chosen = [one_of(5, f"case {number}") for number in range(1000)]
-    assert 150 < sum(chosen) < 250
-    assert chosen == [one_of(5, f"case {number}") for number in range(1000)]

@@ -184,7 +184,7 @@ def test_after_mixed_the_factor_is_made_once_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, z, expected = stored(tmp_path, monkeypatch, precision="mixed")
-    with caplog.at_level("INFO", logger="dkrr.leave_one_out"):
+    with caplog.at_level("INFO", logger="dkrr.tiled"):
         found = model.predict(z, return_std=True, sigma2=1.0)[1]
         np.testing.assert_array_equal(model.predict(z, return_std=True, sigma2=1.0)[1], found)
     np.testing.assert_allclose(found, expected, atol=1e-10)
@@ -212,6 +212,9 @@ def test_intervals_are_those_of_n_refits(tmp_path: Path, path: str, options: dic
     lower, upper = model.predict_interval(z, 0.9)
     np.testing.assert_allclose(lower, values - np.sort(errors, axis=0)[rank], rtol=1e-7)
     np.testing.assert_allclose(upper, values + np.sort(errors, axis=0)[rank], rtol=1e-7)
+    # of constant width, also where variances are known
+    found = uncertainty.interval(model._model, values, 0.9, "jackknife", deviation**2)
+    np.testing.assert_allclose(found, (lower, upper), rtol=1e-12)
     lower, upper = model.predict_interval(z, 0.9, "normalised")
     np.testing.assert_allclose((upper - lower) / 2, np.sort(ratios, axis=0)[rank] * deviation, rtol=1e-7)
     # a saved model gives the same without its factor

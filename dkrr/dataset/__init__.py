@@ -1,25 +1,63 @@
 """X, y and weights on disk in row chunks: ingest, digests, statistics, splits."""
 
-from dkrr.dataset.dataset import Dataset, Generation, open_dataset
+from dkrr.dataset.columns import (
+    Fitted,
+    feature_columns,
+    find_names,
+    frame_labels,
+    match_features,
+    match_targets,
+    target_columns,
+    unique_names,
+)
+from dkrr.dataset.dataset import Dataset, Generation, attributes_of, fields_of, open_dataset
 from dkrr.dataset.ingest import append, ingest
-from dkrr.dataset.rows import Floats, RowArray, default_rows_per_chunk, lazy_rows
-from dkrr.dataset.scaling import Scaling, prepare_rows, read_mask, row_hash_fraction
-from dkrr.dataset.writer import drop_generations, keep_last
+from dkrr.dataset.rows import (
+    Floats,
+    RowArray,
+    decode_floats,
+    default_rows_per_chunk,
+    lazy_rows,
+    write_rows,
+)
+from dkrr.dataset.scaling import DRIFT_LIMIT, Scaling, prepare_rows, read_mask, row_hash_fraction
+from dkrr.dataset.sources import Table, open_table
+from dkrr.dataset.table import check_shape, to_floats, with_mask
+from dkrr.dataset.writer import check_outside, drop_generations, keep_last
 
 __all__ = [
+    "DRIFT_LIMIT",
     "Dataset",
+    "Fitted",
     "Floats",
     "Generation",
     "RowArray",
     "Scaling",
+    "Table",
     "append",
+    "attributes_of",
+    "check_outside",
+    "check_shape",
+    "decode_floats",
     "default_rows_per_chunk",
     "drop_generations",
+    "feature_columns",
+    "fields_of",
+    "find_names",
+    "frame_labels",
     "ingest",
     "keep_last",
     "lazy_rows",
+    "match_features",
+    "match_targets",
     "open_dataset",
+    "open_table",
     "prepare_rows",
     "read_mask",
     "row_hash_fraction",
+    "target_columns",
+    "to_floats",
+    "unique_names",
+    "with_mask",
+    "write_rows",
 ]

@@ -201,6 +201,15 @@ def damaged(array: ChunkArray, i: int, reason: str, hint: str) -> DamagedChunkEr
     return DamagedChunkError(text, hint=hint, path=array.location, index=(i, 0), reason=reason)
 
 
+def write_rows(location: Any, name: str, rows: Any, rows_per_chunk: int | None = None) -> None:
+    """Write as an array at a location what has ``num_rows`` and ``num_columns``, and reads rows as a RowArray does."""
+    n, k = rows.num_rows, rows.num_columns
+    chunk = rows_per_chunk or min(n, default_rows_per_chunk(k))
+    copy = RowArray.create(location, name, num_rows=n, num_columns=k, rows_per_chunk=chunk)
+    for number, (start, stop) in enumerate(copy.blocks()):
+        copy.write_chunk(number, np.ascontiguousarray(rows.read(start, stop)))
+
+
 def lazy_rows(rows: RowArray) -> Any:
     """The rows as a dask array (n, k) whose blocks are chunks on disk; nothing is read before it is computed."""
     import dask.array as da

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dkrr.dataset.scaling import DRIFT_LIMIT
+from dkrr.dataset import DRIFT_LIMIT
 from dkrr.errors import ParameterError
 from dkrr.kernels import Kernel
 from dkrr.kernels.features import count_features
@@ -27,23 +27,6 @@ from dkrr.linalg.primal import MAX_FEATURES
 from dkrr.linalg.rpcholesky import choose_rank
 from dkrr.linalg.solution import Foreseen, IterativeSettings, NystromSettings, way_name
 from dkrr.linalg.workspace import choose_gram
-
-__all__ = [
-    "PRIMAL",
-    "Candidate",
-    "FitSettings",
-    "Iterations",
-    "Limits",
-    "Problem",
-    "SolverChoice",
-    "Way",
-    "is_plainly_primal",
-    "may_be_primal",
-    "ranks_of",
-    "settings_of",
-    "small_choice",
-    "ways_of",
-]
 
 DEFAULT_NUM_CENTERS = 5000
 RANKS = (0, 250, 500, 1000, 2000, 4000)
@@ -149,8 +132,6 @@ class Candidate:
     @property
     def name(self) -> str:
         """``cg mixed, rank 500``."""
-        if self.solver == "primal":
-            return "primal float64"
         if self.solver == "nystrom":
             return f"nystrom {self.precision}, {self.num_centers:,} centres"
         return way_name(self.solver, self.precision, self.gram, self.rank)
@@ -263,18 +244,13 @@ class SolverChoice(IterativeSettings):
         if parameters is not None and not isinstance(parameters, Mapping):
             raise ParameterError(f"solver_params is {parameters!r}; a dict expected")
         known = ("preconditioner", "rank", "seed", "allow_unconverged", "num_centers", "centers")
-        unknown = sorted(str(key) for key in (parameters or {}) if key not in known)
-        if unknown:
-            raise ParameterError(
-                f"solver_params has {unknown[0]!r}; known: {', '.join(known)}",
-                hint="solver, precision, tol and max_iter are parameters of the estimator itself",
-            )
+        for key in parameters or {}:
+            if key not in known:
+                raise ParameterError(
+                    f"solver_params has {key!r}; known: {', '.join(known)}",
+                    hint="solver, precision, tol and max_iter are parameters of the estimator itself",
+                )
         return cls(**named, **(parameters or {}))
-
-    @property
-    def is_iterative(self) -> bool:
-        """Whether an iteration was asked for by name."""
-        return self.solver in ("cg", "nystrom") or self.precision == "mixed"
 
     def iterative(self, *, rank: int | Literal["auto"] | None = None) -> IterativeSettings:
         """Parameters of the iteration; ``rank`` is what an "auto" became."""
@@ -340,11 +316,6 @@ class FitSettings:
     accept_limit
         Whether conjugate gradients may end at the limit of float64 above ``tol``, as the answer of a factor does; where
         they were named that is an error.
-
-    Raises
-    ------
-    ParameterError
-        A float32 answer of conjugate gradients: their answers are float64.
     """
 
     kernel: Kernel | None
@@ -359,13 +330,6 @@ class FitSettings:
     drift_limit: float | None = DRIFT_LIMIT
     foreseen: Foreseen | None = None
     accept_limit: bool = False
-
-    def __post_init__(self) -> None:
-        if self.solver == "cg" and self.precision == "float32":
-            raise ParameterError(
-                "precision float32 with solver cg, whose answers are float64",
-                hint='"mixed" evaluates the kernel in float32 and gives a float64 answer',
-            )
 
     @property
     def iterates(self) -> bool:

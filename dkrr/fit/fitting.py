@@ -25,15 +25,14 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.dataset import Dataset, RowArray
-from dkrr.dataset.rows import default_rows_per_chunk
+from dkrr.dataset import Dataset, RowArray, write_rows
 from dkrr.errors import (
     ConvergenceError,
     DamagedChunkError,
@@ -47,7 +46,7 @@ from dkrr.errors import (
 )
 from dkrr.fit.choices import FitSettings
 from dkrr.fit.plan import Decision
-from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector, centre_dataset, right_hand_sides, target_alphas
+from dkrr.linalg.blocks import BlockColumns, FloatMatrix, centre_dataset, right_hand_sides, target_alphas
 from dkrr.linalg.catalogue import FrozenCenter, ancestors, choose_center, continue_lineage, gram_fields, key_of
 from dkrr.linalg.cg_solver import CGSolver
 from dkrr.linalg.direct import CholeskyFactor
@@ -55,7 +54,7 @@ from dkrr.linalg.factor_precondition import float32_location
 from dkrr.linalg.gram import build_gram
 from dkrr.linalg.matmul import residual_norms
 from dkrr.linalg.operators import RidgeOperator, rows_of
-from dkrr.linalg.products import check_training_rows
+from dkrr.linalg.products import ArrayRows, check_training_rows
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.chunks import ChunkArray
@@ -63,40 +62,12 @@ from dkrr.store.files import place, read_json, remove_array, storage_errors, wri
 from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileGrid, TileMatrix
 
-__all__ = [
-    "FitResult",
-    "FitSettings",
-    "center_of_lineage",
-    "fit_rows",
-    "residual_norm",
-    "ridge_operator",
-    "stored_gram",
-    "with_lineage",
-    "write_rows",
-]
-
 logger = logging.getLogger("dkrr.fitting")
 
 Blame = Literal["float32", "preconditioner", "iteration", "slow", ""]
 RECORD, START = "given_up.json", "start"
 # phases whose time grows with the iterations
 PER_ITERATION = ("multiply", "apply", "residual")
-
-
-@dataclass
-class FitResult:
-    """Where the answer is and how good it is; ``intercept`` (t,), None where none was asked for.
-
-    ``settings`` are those that led to it: of another way than was asked first where that was given up.
-    """
-
-    dual_coef: RowArray
-    solution: Solution
-    operator: RidgeOperator
-    factors: list[str]
-    gram: str | None
-    settings: FitSettings
-    intercept: NDArray[np.float64] | None = None
 
 
 @contextmanager
@@ -148,7 +119,7 @@ def fit_rows(
         way: FitSettings | None = attempts.begin()
         while way is not None:
             taken = with_lineage(way, dataset, workspace.store, workspace.reused)
-            solve = _Solve(dataset, taken, alphas, given, source_digest, workspace)
+            solve = FitResult(dataset, taken, alphas, given, source_digest, workspace)
             locks.enter_context(hold_lock(solve.store))
             # two chunks of rows that changed places pass their checksums, and every residual after that
             dataset.verify()
@@ -156,7 +127,7 @@ def fit_rows(
             if guess is None and start is not None and way.iterates:
                 guess = _scaled_start(dataset, start)
             try:
-                result = solve.run(guess, attempts.location)
+                solve.run(guess, attempts.location)
                 break
             except (NumericalError, DamagedChunkError, DataError) as exc:
                 way = attempts.after(way, exc, solve)
@@ -166,12 +137,13 @@ def fit_rows(
         # there is an answer: what iterates from now on is something else
         workspace.foreseen = workspace.other_seconds = None
         try:
-            yield replace(result, solution=attempts.told(result.solution))
+            solve.solution = attempts.told(solve.solution)
+            yield solve
         except (NumericalError, DamagedChunkError, DataError) as exc:
             attempts.clear(solve.store, exc)
             raise
         remove_array(solve.store)
-        attempts.end()
+        remove_array(attempts.location)
 
 
 def _scaled_start(dataset: Dataset, dual_coef: FloatMatrix) -> FloatMatrix:
@@ -187,10 +159,13 @@ def _scaled_start(dataset: Dataset, dual_coef: FloatMatrix) -> FloatMatrix:
 # --- one way --------------------------------------------------------------------------------------------------------
 
 
-class _Solve:
+class FitResult:
     """The system of a fit by one way: (S K S + alpha_k I) u_k = S y_k for all targets, and their intercepts.
 
     ``store`` is named by what decides the answer: right-hand sides, solutions and the state of an iteration are there.
+    ``settings`` are those of this way, which may be another one than was asked first. Once it was solved there are
+    ``dual_coef``, ``solution``, ``intercept`` (t,), None where none was asked for, and ``gram``, where a Gram matrix is
+    that was made, or None.
     """
 
     def __init__(
@@ -205,27 +180,24 @@ class _Solve:
         self.dataset, self.settings, self.alphas, self.workspace = dataset, settings, alphas, workspace
         self.operator = ridge_operator(dataset, settings, alphas[0], given)
         self.digests: dict[str, Any] = {"weight_digest": dataset.digest_weight, "source_digest": source_digest}
-        self.store = place(workspace.store, "solves", key_of(self._fields(source_digest)) + ".zarr")
         self.solved: list[tuple[list[int], BlockColumns, Solution]] = []
         self.located: list[Callable[[], str | None]] = []
-
-    def _fields(self, source_digest: str) -> dict[str, Any]:
-        """What decides the answer. What an iteration has besides is left out for a direct solve."""
-        settings, iterative = self.settings, self.settings.iterative
-        preconditioner = [iterative.preconditioner, iterative.rank, iterative.seed]
-        return {
+        iterative, is_cg = settings.iterative, settings.solver == "cg"
+        # what decides the answer; what an iteration has besides is left out for a direct solve
+        fields = {
             "gram": gram_fields(self.operator, settings.precision, source_digest),
-            "alpha": list(self.alphas),
-            "y": self.dataset.digest_y,
-            "weight": self.dataset.digest_weight,
+            "alpha": list(alphas),
+            "y": dataset.digest_y,
+            "weight": dataset.digest_weight,
             "tile_size": settings.tile_size,
-            "blas": self.workspace.blas,
+            "blas": workspace.blas,
             "fit_intercept": settings.fit_intercept,
             "iteration": [settings.solver, iterative.tol] if settings.iterates else None,
-            "cg": [*preconditioner, settings.gram] if settings.solver == "cg" else None,
+            "cg": [iterative.preconditioner, iterative.rank, iterative.seed, settings.gram] if is_cg else None,
         }
+        self.store = place(workspace.store, "solves", key_of(fields) + ".zarr")
 
-    def run(self, start: FloatMatrix | None, shared: str) -> FitResult:
+    def run(self, start: FloatMatrix | None, shared: str) -> None:
         """Solve for all targets.
 
         Parameters
@@ -258,29 +230,21 @@ class _Solve:
                 self._factorise(number, source.with_alpha(alpha), start, ready)
         # no Gram matrix is made for a start that is good already
         has_gram = gram is not None and read_json(gram.location, "zarr.json") is not None
-        dual_coef, solution = self._coefficients(), self._combined()
-        if operator.kernel is not None and operator.rows is not None and dataset.y is not None:
+        self.gram = gram.location if gram is not None and has_gram else None
+        self.dual_coef, self.solution = self._coefficients(), self._combined()
+        if operator.kernel is not None and operator.rows is not None:
             center = operator.rows.center
             check_training_rows(
                 operator.kernel,
                 dataset.X,
-                dual_coef,
+                self.dual_coef,
                 None if center is None else np.asarray(center),
-                y=dataset.y,
+                y=dataset.targets,
                 weight=dataset.weight,
                 alpha=np.asarray(self.alphas),
                 intercept=self.intercept,
-                residual_norm=residual_norm(dataset, solution, self.intercept),
+                residual_norm=residual_norm(dataset, self.solution, self.intercept),
             )
-        return FitResult(
-            dual_coef=dual_coef,
-            solution=solution,
-            operator=operator,
-            factors=self.factors,
-            gram=gram.location if gram is not None and has_gram else None,
-            settings=settings,
-            intercept=self.intercept,
-        )
 
     def _iterate(
         self, source: RidgeOperator, start: FloatMatrix | None, shared: str, ready: Callable[[], object]
@@ -312,7 +276,10 @@ class _Solve:
             factor = CholeskyFactor.prepare(source, workspace, precision=settings.precision, **self.digests)
             self.located.append(lambda: factor.factor.location)
             rhs = self.right_hand_sides(targets, place(self.store, own))
-            self._take(targets, *factor.solve(rhs, bordered=settings.fit_intercept))
+            u, solution, intercept = factor.solve(rhs, bordered=settings.fit_intercept)
+            self.solved.append((targets, u, solution))
+            if self.intercept is not None:
+                self.intercept[targets] += intercept
             return
         mixed = CGSolver(settings=settings.iterative, float32_factor=True, accept_limit=True).prepare(
             source, workspace, **self.digests, ready=ready
@@ -331,21 +298,14 @@ class _Solve:
 
     def _settle(self, targets: list[int], rhs: BlockColumns, u: BlockColumns, solution: Solution) -> None:
         """Keep the answer of an iteration; with an intercept, find that and the residual of the whole system."""
-        intercept = np.zeros(len(targets))
-        if self.settings.fit_intercept:
+        if self.intercept is not None:  # that of centred targets is known
             operator, alpha = self.operator, np.array([self.alphas[k] for k in targets])
             norms = residual_norms(
                 operator, rhs, u, self.workspace, rhs.array.store, alpha=alpha, normal=operator.normal()
             )
-            intercept = norms.intercept
+            self.intercept[targets] += norms.intercept
             solution = replace(solution, relative_residual=norms.relative_residual, backward_error=norms.backward_error)
-        self._take(targets, u, solution, intercept)
-
-    def _take(self, targets: list[int], u: BlockColumns, solution: Solution, intercept: FloatVector) -> None:
-        """Keep an answer; its intercept is that of centred targets."""
         self.solved.append((targets, u, solution))
-        if self.intercept is not None:
-            self.intercept[targets] += intercept
 
     def _coefficients(self) -> RowArray:
         """dual_coef = S u (n, t)."""
@@ -437,15 +397,6 @@ def ridge_operator(
     )
 
 
-def write_rows(location: str, name: str, values: FloatMatrix) -> None:
-    """An array (n, k) of rows at a location, of numbers that are in memory."""
-    n, columns = values.shape
-    chunk = min(n, default_rows_per_chunk(columns))
-    rows = RowArray.create(location, name, num_rows=n, num_columns=columns, rows_per_chunk=chunk)
-    for number, (start, stop) in enumerate(rows.blocks()):
-        rows.write_chunk(number, np.ascontiguousarray(values[start:stop]))
-
-
 def residual_norm(dataset: Dataset, solution: Solution, intercept: NDArray[np.float64] | None) -> NDArray[np.float64]:
     """The 2-norm (t,) of R = S Y - S b - A u, which is the relative residual times |S (Y - b)|."""
     squares = np.zeros(dataset.num_targets)
@@ -498,7 +449,6 @@ class _Attempts:
         workspace: Workspace,
     ) -> None:
         self.first, self.ways, self.workspace = first, ways, workspace
-        self.num_rows = dataset.num_rows
         fields = {
             "kernel": None if first.kernel is None else first.kernel.to_dict(),
             "rows_digest": source_digest or dataset.digest,
@@ -520,18 +470,17 @@ class _Attempts:
         if found is None:
             return self._taken(self.first)
         ways = {key_of(way.way): way for way in (*self._others(), self.first)}
-        following = ways.get(key_of(found["next"]))
         with contextlib.suppress(LockedError), hold_lock(found["useless"]):  # of a process that was killed
             remove_array(found["useless"])
-        if following is None:
-            return self._taken(self.first)
-        known = [(ways.get(key_of(item["settings"])), item["because"]) for item in found["given_up"]]
-        self._given_up = [(way, because) for way, because in known if way is not None]
-        self.workspace.given_up[:] = found["given_up"]
-        logger.info("going on with %s: %s", following.name, self._sentences())
-        return self._taken(following)
+        following = ways.get(key_of(found["next"]))
+        if following is not None:
+            known = [(ways.get(key_of(item["settings"])), item["because"]) for item in found["given_up"]]
+            self._given_up = [(way, because) for way, because in known if way is not None]
+            self.workspace.given_up[:] = found["given_up"]
+            logger.info("going on with %s: %s", following.name, self._sentences())
+        return self._taken(following or self.first)
 
-    def after(self, way: FitSettings, error: DkrrError, solve: _Solve) -> FitSettings | None:
+    def after(self, way: FitSettings, error: DkrrError, solve: FitResult) -> FitSettings | None:
         """The way that follows one that ended in an error; None when there is none, and the error stays.
 
         What was kept of it, and its factors, are removed. Where none follows, the hint of the error
@@ -555,25 +504,18 @@ class _Attempts:
         given_up = self.workspace.given_up
         if not given_up or not way.iterates:
             return None
-        try:
+        found = None
+        with contextlib.suppress(StoreError):  # nothing had iterated, or it is damaged: the next way begins at zero
             rows = RowArray.open(self.location, START)
             found = rows.read(0, rows.num_rows)
-        except StoreError:  # nothing had iterated, or it is damaged: the next way begins at zero
-            return None
-        n = self.num_rows
-        self.workspace.reused["start"] = {
-            "rows": n,
-            "of_rows": n,
-            "source": f"the iterate of {given_up[-1]['way']}",
-        }
+            source = f"the iterate of {given_up[-1]['way']}"
+            self.workspace.reused["start"] = {"rows": rows.num_rows, "of_rows": rows.num_rows, "source": source}
         return found
 
     def told(self, solution: Solution) -> Solution:
         """The solution with what was given up before it."""
-        if not self.workspace.given_up:
-            return solution
-        told = f"{self._sentences()}: {solution.message}"
-        return replace(solution, message=told, given_up=list(self.workspace.given_up))
+        message = ": ".join(filter(None, (self._sentences(), solution.message)))
+        return replace(solution, message=message, given_up=list(self.workspace.given_up))
 
     def clear(self, solve_store: str, error: DkrrError) -> None:
         """A rerun must not find the blocks of a wrong or damaged answer valid, nor the state of a hopeless iteration.
@@ -582,24 +524,21 @@ class _Attempts:
         """
         if not isinstance(error, ConvergenceError) or error.stagnated:
             remove_array(solve_store)
-            self.end()
-
-    def end(self) -> None:
-        """Remove what the ways shared."""
-        remove_array(self.location)
+            remove_array(self.location)
 
     def _sentences(self) -> str:
         return "; ".join(str(item["sentence"]) for item in self.workspace.given_up)
 
-    def _next(self, ways: Sequence[FitSettings]) -> FitSettings | None:
-        """The cheapest that does not share the defect of one that was given up."""
-        usable = [way for way in ways if not any(_shares(because, failed, way) for failed, because in self._given_up)]
-        return min(usable, key=self._seconds, default=None)
+    def _next(self, ways: Sequence[FitSettings], *also: tuple[FitSettings, Blame]) -> FitSettings | None:
+        """The cheapest that does not share the defect of one that was given up; ``also``: as if those were, too."""
+        failed = (*self._given_up, *also)
+        usable = [way for way in ways if not any(_shares(because, other, way) for other, because in failed)]
+        return min(usable, key=lambda way: self._seconds(way, *also), default=None)
 
-    def _seconds(self, way: FitSettings) -> float:
+    def _seconds(self, way: FitSettings, *also: tuple[FitSettings, Blame]) -> float:
         """What a way costs now: what is there costs nothing, and iterations are as many times more as they were."""
         seconds = {} if way.foreseen is None else dict(way.foreseen.seconds)
-        for failed, because in self._given_up:
+        for failed, because in (*self._given_up, *also):
             if way.solver == failed.solver == "cg" and way.rank == failed.rank:
                 seconds.pop("precondition", None)
             if way.gram == failed.gram == "stored" and way.tile_size == failed.tile_size:
@@ -616,11 +555,8 @@ class _Attempts:
 
         def other_seconds() -> float | None:
             """Of the way that would follow a slow one; None where there is none, or nothing was measured."""
-            self._given_up.append((way, "slow"))
-            following = self._next(self._others())
-            price = None if following is None else self._seconds(following)
-            self._given_up.pop()
-            return price or None
+            following = self._next(self._others(), (way, "slow"))
+            return None if following is None else self._seconds(following, (way, "slow")) or None
 
         if self.ways.priced:
             self.workspace.other_seconds = other_seconds
@@ -636,7 +572,7 @@ class _Attempts:
                 error.hint = f"{error.hint}; {would}" if error.hint else would
 
     def _record(
-        self, way: FitSettings, because: Blame, error: DkrrError, following: FitSettings, solve: _Solve
+        self, way: FitSettings, because: Blame, error: DkrrError, following: FitSettings, solve: FitResult
     ) -> None:
         """Say it in the log, and in the store, where the next attempt finds it."""
         workspace, details = self.workspace, error.details
@@ -657,7 +593,7 @@ class _Attempts:
             workspace.reused.pop(name, None)
         iterate = getattr(error, "iterate", None)
         if iterate is not None:
-            write_rows(self.location, START, iterate)
+            write_rows(self.location, START, ArrayRows(iterate))
         remove_array(solve.store)
         for location in solve.factors:
             workspace.discard(location)

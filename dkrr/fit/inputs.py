@@ -27,10 +27,20 @@ from typing import Any
 import numpy as np
 import psutil
 
-from dkrr.dataset import Dataset, Floats, RowArray, ingest, lazy_rows, open_dataset
-from dkrr.dataset.dataset import attributes_of, fields_of
-from dkrr.dataset.sources import Table, open_table
-from dkrr.dataset.table import check_shape, to_floats
+from dkrr.dataset import (
+    Dataset,
+    Floats,
+    RowArray,
+    Table,
+    attributes_of,
+    check_shape,
+    fields_of,
+    ingest,
+    lazy_rows,
+    open_dataset,
+    open_table,
+    to_floats,
+)
 from dkrr.engine.cluster import executor_for, find_client
 from dkrr.engine.machine import free_memory_bytes
 from dkrr.engine.tasks import Executor, InProcessExecutor
@@ -53,23 +63,6 @@ from dkrr.store.files import (
     zarr_store,
 )
 from dkrr.tiles import TileGrid, TileMatrix
-
-__all__ = [
-    "TemporaryStore",
-    "check_disk",
-    "check_given",
-    "find_dataset",
-    "find_executor",
-    "free_bytes",
-    "given_rows",
-    "given_tiles",
-    "nothing_new",
-    "present_bytes",
-    "resolve_tile_size",
-    "rows_on_disk",
-    "source_table",
-    "temporary_folder",
-]
 
 
 @contextlib.contextmanager
@@ -206,23 +199,15 @@ def _parts(dataset: Dataset, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]
 
 def _named_by_content(dataset: Dataset) -> Dataset:
     """The same rows under a name made of their digests; objects are copied by their store, and the metadata last."""
-    root = local_root(dataset.path)
     digests = [digest[:40] for digest in (dataset.digest, dataset.digest_y, dataset.digest_weight) if digest]
-    name = "-".join(digests) + ("-1d" if dataset.y_is_1d else "") + ".zarr"
-    if root is None:
-        location = join(parent_of(dataset.path), name)
-        if read_json(location, "zarr.json") is None:
-            copy_tree(dataset.path, location)
-        remove_array(dataset.path)
-        return open_dataset(location)
-    target = root.with_name(name)
-    try:
-        os.rename(root, target)
-    except OSError:  # another fit of the same rows was first
-        found = open_dataset(str(target))
-        remove_array(dataset.path)
-        return found
-    return open_dataset(str(target))
+    location = join(parent_of(dataset.path), "-".join(digests) + ("-1d" if dataset.y_is_1d else "") + ".zarr")
+    if not is_url(location):
+        with contextlib.suppress(OSError):  # another fit of the same rows was first
+            os.rename(dataset.path, location)
+    elif read_json(location, "zarr.json") is None:
+        copy_tree(dataset.path, location)
+    remove_array(dataset.path)
+    return open_dataset(location)
 
 
 @contextlib.contextmanager
@@ -437,10 +422,18 @@ def temporary_folder(needed_bytes: int = 0) -> str:
     candidates = [configured] if configured else [tempfile.gettempdir(), "/var/tmp", os.getcwd()]  # noqa: S108  (a check)
     reasons = []
     for base in dict.fromkeys(map(str, candidates)):
-        reason = _reason_against(Path(base), needed_bytes, make=configured is not None)
-        if not reason:
+        try:
+            Path(base).mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(base).free if os.access(base, os.W_OK | os.X_OK) else -1
+        except OSError:
+            free = -1
+        said = "cannot be written" if free < 0 else f"has {free:,} bytes free"
+        if (kind := file_system(Path(base))) in MEMORY_FILE_SYSTEMS:
+            free = min(free, int(SHARE_OF_FREE_MEMORY * free_memory_bytes()))
+            said = f"is in memory ({kind}) and may take {free:,} bytes"
+        if needed_bytes <= free:
             return tempfile.mkdtemp(prefix="dkrr-", dir=base)
-        reasons.append(f"{base} {reason}")
+        reasons.append(f"{base} {said}")
     raise StorageFullError(
         f"a temporary store needs {needed_bytes:,} bytes: {'; '.join(reasons)}",
         hint="set Dask's temporary-directory to a disk with room, or give store=",
@@ -448,30 +441,9 @@ def temporary_folder(needed_bytes: int = 0) -> str:
     )
 
 
-def _reason_against(base: Path, needed_bytes: int, *, make: bool) -> str:
-    """Why a store of that size cannot be in ``base``; "" when it can."""
-    try:
-        if make:
-            base.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(base).free
-    except OSError as exc:
-        return f"cannot be used ({exc.strerror})"
-    if not os.access(base, os.W_OK | os.X_OK):
-        return "cannot be written"
-    kind = file_system(base)
-    if kind in MEMORY_FILE_SYSTEMS:
-        free = min(free, int(SHARE_OF_FREE_MEMORY * free_memory_bytes()))
-        return "" if needed_bytes <= free else f"is in memory ({kind}) and may take {free:,} bytes"
-    return "" if needed_bytes <= free else f"has {free:,} bytes free"
-
-
 def file_system(path: Path) -> str:
     """Name of the file system that a folder is on, "" when the system does not tell."""
-    wanted = path.resolve()
-    depth, kind = -1, ""
-    for mount in psutil.disk_partitions(all=True):
-        point = Path(mount.mountpoint)
-        # of two mounts on one point the later one is seen
-        if (point == wanted or point in wanted.parents) and len(point.parts) >= depth:
-            depth, kind = len(point.parts), mount.fstype
-    return kind
+    # of two mounts on one point the later one is seen
+    mounts = reversed(psutil.disk_partitions(all=True))
+    holding = [mount for mount in mounts if path.resolve().is_relative_to(mount.mountpoint)]
+    return str(max(holding, key=lambda mount: len(Path(mount.mountpoint).parts)).fstype) if holding else ""

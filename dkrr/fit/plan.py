@@ -20,11 +20,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from math import ceil, log
 from typing import Any
 
 from dkrr.dataset import Dataset
-from dkrr.dataset.scaling import DRIFT_LIMIT
 from dkrr.errors import StoreError
 from dkrr.fit.choices import (
     PRIMAL,
@@ -40,17 +38,13 @@ from dkrr.fit.choices import (
     ways_of,
 )
 from dkrr.fit.prices import priced_way
-from dkrr.fit.rates import Machine, itemsize
-from dkrr.fit.schedule import FEW_WORKERS
+from dkrr.fit.rates import FEW_WORKERS, Machine, itemsize
 from dkrr.fit.trial import Trial
-from dkrr.kernels import Kernel
 from dkrr.linalg.catalogue import Ancestor, ancestors, judge_center
 from dkrr.linalg.direct import strips_bytes
 from dkrr.linalg.workspace import choose_tile_size, task_bytes
 from dkrr.store.files import is_url
 from dkrr.tiles import TileGrid, TileMatrix
-
-__all__ = ["Continued", "Decision", "decide", "find_continued", "other_alpha_note"]
 
 # below so many flops of the float64 factor every way takes about as long, and measuring would cost more than it saves
 SMALL_FLOPS = 2.5e11
@@ -232,15 +226,13 @@ def _why_solver(best: Candidate, priced: Sequence[Candidate]) -> str:
 def _why_precision(best: Candidate, priced: Sequence[Candidate], choice: SolverChoice) -> str:
     if choice.precision != "auto":
         return ASKED
-    if best.infeasible:
-        return "nothing fits"
     if best.precision == "mixed":
         less = "faster and half the disk" if best.solver == "cholesky" else "faster"
         return f"most arithmetic with 7 digits, which is {less}; the answer is corrected to 16"
     mixed = [item for item in priced if item.precision == "mixed" and item.solver == best.solver]
-    if not mixed:
+    other = min(mixed, key=lambda item: (bool(item.infeasible), item.total_seconds), default=None)
+    if other is None:
         return "all arithmetic with 16 digits: there is little to gain from fewer"
-    other = min(mixed, key=lambda item: (bool(item.infeasible), item.total_seconds))
     why = other.infeasible or f"it would take about {other.total_seconds:,.0f} s"
     return f"all arithmetic with 16 digits; 7 and a correction to 16 gain nothing here ({why})"
 
@@ -345,15 +337,7 @@ def _finished(tiles: TileMatrix, m: int) -> tuple[int, float, bool]:
 
 
 def find_continued(
-    store: Any,
-    dataset: Dataset,
-    kernel: Kernel | None,
-    alphas: tuple[float, ...],
-    choice: SolverChoice,
-    *,
-    tile_size: int | None,
-    memory_bytes: int | None = None,
-    drift_limit: float | None = DRIFT_LIMIT,
+    store: Any, dataset: Dataset, problem: Problem, choice: SolverChoice, limits: Limits, *, tile_size: int | None
 ) -> Continued | None:
     """The longest finished prefix of a fit in a store, among the factors that the words of the choice allow.
 
@@ -361,28 +345,32 @@ def find_continued(
     ----------
     tile_size
         The edge that was asked for; None means "auto".
-    memory_bytes
-        Of a task; larger tiles are not gone on with.
-    drift_limit
-        How far newer rows may lie from the centre of a factor, see :mod:`dkrr.linalg.catalogue`.
+    limits
+        Tiles that are larger than the memory of a task are not gone on with.
     """
+    kernel, n, distinct = problem.kernel, problem.num_rows, set(problem.alpha)
     if kernel is None or choice.solver not in ("auto", "cholesky"):
         return None
-    n, distinct = dataset.num_rows, set(alphas)
     best: dict[float, tuple[Ancestor, TileMatrix, int, float]] = {}
     older: dict[float, int] = {}
-    judge, kind = cache(partial(judge_center, dataset, kernel, drift_limit)), None
+    judge, kind = cache(partial(judge_center, dataset, kernel, problem.drift_limit)), None
     for ancestor in ancestors(store, dataset, kernel.to_dict(), kinds=["factors"]):
         fields, m = ancestor.fields, ancestor.num_rows
         alpha, own = fields.get("alpha"), [fields[name] for name in ("tile_size", "dtype", "gram")]
-        if alpha not in distinct or alpha in older or not _is_allowed(fields, dataset, choice, tile_size):
+        precisions = {"float64": ("auto", "float64"), "float32": ("auto", "float32", "mixed")}[fields["dtype"]]
+        is_open = (
+            choice.precision in precisions
+            and choice.gram in ("auto", fields["gram"])
+            and tile_size in (None, fields["tile_size"])
+            and (fields["weight_digest"] is None) == (dataset.weight is None)
+        )
+        if alpha not in distinct or alpha in older or not is_open:
             continue
         size = task_bytes(own[0], dataset.num_features, itemsize(own[1]))
-        is_too_large = memory_bytes is not None and size > memory_bytes
-        if (best and own != kind) or is_too_large:
-            continue
+        is_too_large = limits.memory_bytes is not None and size > limits.memory_bytes
         center = fields.get("center")
-        if center is not None and judge(tuple(center), ancestor.center_rows).center is None:
+        is_far = center is not None and judge(tuple(center), ancestor.center_rows).center is None
+        if (best and own != kind) or is_too_large or is_far:
             continue
         try:
             tiles = TileMatrix.open(ancestor.location)
@@ -408,34 +396,4 @@ def find_continued(
         num_bytes=0 if is_url(store) else num_tiles * (tiles.array.chunk_bytes + 4),
         share=flops / (n**3 / 3 * len(distinct)),
         older=tuple(m for m in older.values() if m < n),
-    )
-
-
-def _is_allowed(fields: dict[str, Any], dataset: Dataset, choice: SolverChoice, tile_size: int | None) -> bool:
-    """Whether the words of a choice leave it open to go on with a factor."""
-    precisions = {"float64": ("auto", "float64"), "float32": ("auto", "float32", "mixed")}[fields["dtype"]]
-    return (
-        choice.precision in precisions
-        and choice.gram in ("auto", fields["gram"])
-        and tile_size in (None, fields["tile_size"])
-        and (fields["weight_digest"] is None) == (dataset.weight is None)
-    )
-
-
-def other_alpha_note(store: Any, dataset: Dataset, kernel: Kernel | None, alphas: tuple[float, ...], tol: float) -> str:
-    """What a factor of exactly these rows and the nearest other alpha is good for; "" where there is none."""
-    if kernel is None or len(set(alphas)) != 1 or not alphas[0] > 0:
-        return ""
-    n, alpha, near = dataset.num_rows, alphas[0], list[float]()
-    for ancestor in ancestors(store, dataset, kernel.to_dict(), kinds=["factors"]):
-        fields = ancestor.fields
-        is_same = (ancestor.num_rows, fields["n"], fields["weight_digest"]) == (n, n, dataset.digest_weight)
-        near += [float(fields["alpha"])] if is_same and fields["alpha"] > 0 else []
-    other = min(near, key=lambda other: abs(log(other / alpha)), default=alpha)
-    if other == alpha:
-        return ""
-    count = ceil(0.5 * max(other / alpha, alpha / other) ** 0.5 * log(2 / tol))
-    return (
-        f"a factor of these rows and alpha {other:g} is in the store: name = 'cg' with preconditioner = 'factor' would "
-        f"take about {count:,} iterations and no new factor"
     )

@@ -15,8 +15,7 @@ from math import ceil
 
 from dkrr.errors import MemoryBudgetError, ParameterError
 from dkrr.fit.choices import Candidate, Iterations, Limits, Problem, SolverChoice, Way, ranks_of
-from dkrr.fit.rates import Machine, itemsize
-from dkrr.fit.schedule import TileSeconds, at_most, choose_split, choose_tiles, simulate
+from dkrr.fit.rates import Machine, TileSeconds, at_most, choose_split, choose_tiles, itemsize, simulate
 from dkrr.fit.trial import Trial
 from dkrr.linalg.decomposition import MAX_FREE
 from dkrr.linalg.matmul import product_task_bytes
@@ -28,20 +27,8 @@ from dkrr.linalg.products import BLOCK_ROWS, entry_nanoseconds, is_compiled, sup
 from dkrr.linalg.triangular import inverse_room, panel_width
 from dkrr.linalg.triangular import panel_bytes as inverse_panel_bytes
 from dkrr.linalg.workspace import BARE_BYTES, BASELINE_BYTES, choose_tile_size, task_bytes
+from dkrr.markup import size
 from dkrr.tiles import TileGrid
-
-__all__ = [
-    "CLIENT_BYTES",
-    "DECOMPOSITION_PASSES",
-    "DISK_RESERVE_BYTES",
-    "NEWTON_PRODUCTS",
-    "factorise_seconds",
-    "loss_candidate",
-    "pass_seconds",
-    "priced_way",
-    "tiles_bytes",
-    "with_leave_one_out",
-]
 
 # a left-looking factorisation against gemm alone: short sums, triangles, and the end, when tiles are few
 CHOLESKY_EFFICIENCY = 0.8
@@ -375,15 +362,14 @@ def _tile_edge(problem: Problem, way: Way, limits: Limits, edge: int | None) -> 
 
 def _misfit(way: Candidate, limits: Limits, choice: SolverChoice) -> str:
     """Why a way cannot be taken, in a few words."""
-    if limits.memory_bytes is not None and way.memory_bytes > limits.memory_bytes:
-        return f"a task needs {way.memory_bytes / 2**20:,.0f} MiB, a worker has {limits.memory_bytes / 2**20:,.0f}"
-    if limits.driver_bytes is not None and way.client_bytes > limits.driver_bytes:
-        return f"this process needs {way.client_bytes / 2**30:,.1f} GiB, {limits.driver_bytes / 2**30:,.1f} are free"
-    disk = sum(way.disk_bytes.values())
-    if limits.disk_bytes is not None and disk + DISK_RESERVE_BYTES > limits.disk_bytes:
-        reserve = f"{DISK_RESERVE_BYTES / 1e9:.2g} GB are kept free"
-        return f"writes {disk / 1e9:.3g} GB, {limits.disk_bytes / 1e9:.3g} GB are free, of which {reserve}"
-    most = choice.iterative().iterations
+    disk, most = sum(way.disk_bytes.values()) + DISK_RESERVE_BYTES, choice.iterative().iterations
+    for needed, there, said in (
+        (way.memory_bytes, limits.memory_bytes, "a task needs {}, a worker has {}"),
+        (way.client_bytes, limits.driver_bytes, "this process needs {}, {} are free"),
+        (disk, limits.disk_bytes, "the disk needs {}, with what is kept free, and {} are free"),
+    ):
+        if there is not None and needed > there:
+            return said.format(size(needed), size(there))
     if way.iterations is not None and way.iterations.high > most and choice.solver == "auto":
         return f"may need {way.iterations.high:,.0f} iterations, {most:,} are allowed"
     return ""

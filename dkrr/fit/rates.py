@@ -1,27 +1,43 @@
-"""Rates of this machine for one kernel: what turns flops, entries and bytes into seconds.
+"""Rates of this machine for one kernel: what turns flops, entries and bytes into seconds; and a schedule of a factor.
 
 Everything is measured while as many threads are busy as there will be workers, for cores that share a cache, a memory
 bus or a power budget are slower together than alone. Where workers will run another BLAS kernel than this process
-(``OPENBLAS_CORETYPE``), a process with their environment measures.
+(``OPENBLAS_CORETYPE``), a process with their environment measures: about half a second, once per process for the same
+kernel, number of features and folder.
 
-Cost: about half a second; once per process for the same kernel, number of features and folder.
+:func:`simulate` says how long the tasks of a tile Cholesky take on W workers, and how busy these are.
+
+    efficiency = work / (W makespan),    work = seconds of all tasks without a split
+
+The graph is the engine's own: its nodes, their order as priorities, what travels in one message, and how many messages
+the scheduler knows. A free worker takes the first of them. Each task takes the seconds of its products, of its solve,
+of the tile of A, and of what it reads and writes. You need it where few tiles meet many workers: it says what to expect
+of more workers, and what splitting sums (:mod:`dkrr.linalg.direct`) saves. It knows no network: on several
+machines the rates of reading and writing have to be those of the store that they share.
+
+The edge of the tiles, and which sums are split, are chosen by simulation on nominal cores (:func:`nominal_machine`),
+not by rates that were measured a moment ago: the tile size is part of a factor's key, and the same job has to find its
+factor again. What is expected of the choice is simulated with the rates of the machine (:mod:`dkrr.fit.prices`).
+
+Cost: about 10 microseconds a task; 0.1 s for 100 tiles a side, 1 s for 250. A choice takes less than 1 s for n =
+20,000, some seconds for n = 1,000,000 on hundreds of workers, and nothing for up to 4 workers.
 """
 
 from __future__ import annotations
 
 import contextlib
+import heapq
 import json
 import subprocess
 import sys
-import threading
 import time
 import uuid
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from math import inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from crc32c import crc32c
@@ -37,13 +53,15 @@ from dkrr.engine.machine import (
     subprocess_environment,
     worker_environment,
 )
+from dkrr.engine.tasks import WINDOW, Bundle, Key, Queue
 from dkrr.errors import DkrrError, StorageFullError
 from dkrr.kernels import Kernel, kernel_from_dict, make_kernel
+from dkrr.linalg.cholesky import Split
+from dkrr.linalg.direct import cholesky_nodes, usual_split
 from dkrr.linalg.products import is_nonnegative, kernel_product
+from dkrr.linalg.workspace import task_bytes
 from dkrr.store.files import delete_key, is_url, join, name_of, parent_of, read_key, write_key
-from dkrr.tiles.blas import gemm_nt
-
-__all__ = ["Machine", "itemsize", "measure_machine"]
+from dkrr.tiles import TileGrid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +98,6 @@ class Machine:
         Until the model is written and the workers are gone.
     cache_bytes
         Memory in which files stay after they were written.
-    syrk_share, trsm_share, potrf_share
-        Rates of the other routines on tiles against that of gemm.
-    write_memory
-        Bytes a second that one worker writes to files in the page cache, checksum included.
     """
 
     threads: int
@@ -104,10 +118,6 @@ class Machine:
     first_product_seconds: float
     end_seconds: float
     cache_bytes: float
-    syrk_share: float = 0.9
-    trsm_share: float = 0.85
-    potrf_share: float = 0.6
-    write_memory: float = 2e9
 
     def gemm(self, precision: str) -> float:
         """Flops a second in a precision."""
@@ -115,9 +125,9 @@ class Machine:
 
     def entry(self, precision: str, num_columns: float = 1) -> float:
         """Seconds for one evaluated entry of a product with ``num_columns`` columns, used in both triangles."""
-        if precision == "float64":
-            return self.product_float64 + self.column_float64 * (num_columns - 1)
-        return self.product_float32 + self.column_float32 * (num_columns - 1)
+        double, single = (self.product_float64, self.column_float64), (self.product_float32, self.column_float32)
+        first, further = double if precision == "float64" else single
+        return first + further * (num_columns - 1)
 
     def read(self, num_bytes: float, working_set: float) -> float:
         """Seconds to read bytes of files that need ``working_set`` bytes of cache to stay in memory."""
@@ -128,17 +138,11 @@ class Machine:
         """Seconds to wait for bytes to reach the disk, when it could begin ``while_busy`` seconds earlier."""
         return max(0.0, num_bytes / self.disk_write - while_busy)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
-
 
 def itemsize(precision: str) -> int:
     """Bytes of a factor's number: mixed precision has a float32 factor."""
     return 8 if precision == "float64" else 4
 
-
-GEMM_EDGE = 768
 
 BLOCK_EDGE = 1024
 
@@ -261,32 +265,17 @@ def _rates(kernel: str | None, num_features: int, threads: int) -> dict[str, flo
 
 
 def _measure(kernel: Kernel | None, num_features: int, threads: int) -> dict[str, float]:
-    with single_blas_thread(), _load(threads - 1):
+    """Rates of one thread while as many as there will be workers do the same."""
+
+    def one(_: int) -> dict[str, float]:
         rates = {"gemm_float64": gemm_rate(np.float64), "gemm_float32": gemm_rate(np.float32)}
-        rates |= _kernel_rates(kernel, num_features)
         data = np.random.default_rng(0).bytes(CHECKSUM_BYTES)
         rates["checksum"] = CHECKSUM_BYTES / best_seconds(lambda: crc32c(data))
-    return rates
+        return rates | _kernel_rates(kernel, num_features)
 
-
-@contextlib.contextmanager
-def _load(num_threads: int) -> Iterator[None]:
-    """Keep other threads busy with products of matrices."""
-    stopped = threading.Event()
-    a = 1e-3 * np.random.default_rng(1).standard_normal((GEMM_EDGE, GEMM_EDGE))
-
-    def work() -> None:
-        c = np.zeros((GEMM_EDGE, GEMM_EDGE))
-        while not stopped.is_set():
-            gemm_nt(c, a, a)  # without the interpreter lock
-
-    with ThreadPoolExecutor(max(1, num_threads)) as others:
-        for _ in range(num_threads):
-            others.submit(work)
-        try:
-            yield
-        finally:
-            stopped.set()
+    with single_blas_thread(), ThreadPoolExecutor(threads) as pool:
+        found = list(pool.map(one, range(threads)))
+    return {name: float(np.median([rates[name] for rates in found])) for name in found[0]}
 
 
 def _kernel_rates(kernel: Kernel | None, d: int) -> dict[str, float]:
@@ -308,6 +297,238 @@ def _kernel_rates(kernel: Kernel | None, d: int) -> dict[str, float]:
         one, many = (product_seconds(t, precision) for t in (1, NUM_COLUMNS))
         rates |= {f"product_{precision}": one, f"column_{precision}": max(0.0, (many - one) / (NUM_COLUMNS - 1))}
     return rates
+
+
+# --- a schedule -------------------------------------------------------------------------------------------------------
+
+
+# What a task costs its worker beside the work: message, receipt, two looks into the store.
+WORKER_TASK_SECONDS = 4e-3
+
+# What a message costs client and scheduler: they cannot hand out more.
+DRIVER_TASK_SECONDS = 2e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileSeconds:
+    """Seconds of one worker for each part of a task on full tiles.
+
+    Parameters
+    ----------
+    gemm, syrk
+        One term of a sum, off and on the diagonal.
+    trsm, potrf
+        The end of a task, off and on the diagonal.
+    make
+        A tile of A: evaluated from the kernel, or read from a stored Gram matrix and copied.
+    read, write
+        One tile.
+    task
+        Everything else: message, receipt, finding out what is there.
+    """
+
+    gemm: float
+    syrk: float
+    trsm: float
+    potrf: float
+    make: float
+    read: float
+    write: float
+    task: float = WORKER_TASK_SECONDS
+
+    @classmethod
+    def of(cls, machine: Machine, tile_size: int, precision: str, gram: str) -> TileSeconds:
+        """From the rates of a machine; mixed precision has a float32 factor."""
+        b, threads, size = float(tile_size), machine.threads, itemsize(precision)
+        rate = machine.gemm("float64" if size == 8 else "float32") / threads
+        one_read = b * b * threads / machine.mapped_read
+        make = 2 * 8 * one_read if gram == "stored" else b * b * machine.block_entry * threads
+        # the other routines reach these shares of the rate of gemm; 2 GB/s to files in the page cache, with checksums
+        return cls(
+            gemm=2 * b**3 / rate,
+            syrk=b**3 / (0.9 * rate),
+            trsm=b**3 / (0.85 * rate),
+            potrf=b**3 / 3 / (0.6 * rate),
+            make=make,
+            read=size * one_read,
+            write=size * b * b / 2e9,
+        )
+
+    def of_task(self, key: Key, grid: TileGrid, split: Split) -> float:
+        """Seconds of one task; a ragged tile has fewer rows, and is read and written whole."""
+        i, j = key[:2]
+        rows, columns = grid.rows(i) / grid.tile_size, grid.rows(j) / grid.tile_size
+        first = split.first_rest(grid, j)
+        if len(key) == 3:
+            terms, seconds = first, self.make * rows * columns + self.write + self.task
+        else:
+            terms = j - first
+            seconds = (self.read if first else self.make * rows * columns) + self.write + self.task
+            if i == j:
+                seconds += self.potrf * columns**3
+            else:
+                seconds += self.trsm * rows * columns**2 + self.read
+        if i == j:
+            return seconds + terms * (self.syrk * columns**2 + self.read)
+        return seconds + terms * (self.gemm * rows * columns + 2 * self.read)
+
+
+class Simulation(NamedTuple):
+    """What a simulated factorisation takes.
+
+    ``efficiency`` is the share of the workers' time in which they do what has to be done, split or not.
+    """
+
+    seconds: float
+    efficiency: float
+
+
+def simulate(
+    grid: TileGrid, split: Split, num_workers: int, seconds: TileSeconds, *, window: int | None = None
+) -> Simulation:
+    """Simulate the factorisation of a matrix in the tiles of a grid, by list scheduling: free workers take, of the
+    messages that have been sent, the first of the list.
+
+    Parameters
+    ----------
+    grid
+        The tiles.
+    split
+        Which sums are split.
+    num_workers
+        Tasks that run at once.
+    seconds
+        What the parts of a task take.
+    window
+        Messages that the scheduler knows at once; that of the engine unless given.
+
+    Cost
+    ----
+    10 microseconds for each of the N (N + 1) / 2 tasks, twice that where every sum is split.
+    """
+    queue, window = Queue(cholesky_nodes(grid, split), num_workers), window or WINDOW * num_workers
+    sent: list[tuple[int, Bundle]] = []
+    running: list[tuple[float, int, Bundle]] = []
+    count, now = 0, 0.0
+    while True:
+        while len(sent) + len(running) < window and (bundle := queue.take()):
+            heapq.heappush(sent, (queue.rank[bundle[0].key], bundle))
+            count += 1
+        while sent and len(running) < num_workers:
+            rank, bundle = heapq.heappop(sent)
+            took = sum(seconds.of_task(node.key, grid, split) for node in bundle)
+            heapq.heappush(running, (now + took, rank, bundle))
+        if not running:
+            break
+        now, _, bundle = heapq.heappop(running)
+        queue.finished(bundle)
+    makespan, work = (
+        max(now, count * DRIVER_TASK_SECONDS),
+        sum(seconds.of_task(key, grid, Split()) for key in grid.lower()),
+    )
+    return Simulation(makespan, work / (num_workers * makespan))
+
+
+EDGES = (256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 2048, 2560, 3072, 4096)
+
+# Larger matrices are not simulated where something is chosen: they keep workers busier than those of this side.
+MOST_TILES = 192
+
+LAST_TERMS = (1, 2, 3, 4, 6, 8, 12)
+
+# Up to so many workers the rule of thumb for tiles has been measured, and is kept.
+FEW_WORKERS = 4
+
+# A split, or another edge than the rule's, has to save this share of the time.
+LEAST_GAIN, LEAST_EDGE_GAIN = 0.01, 0.03
+
+
+def nominal_machine(threads: int) -> Machine:
+    """Rates of a usual core, times ``threads``: what is chosen by them does not change with what else a machine does.
+
+    60 GF/s in float64 and 125 in float32 as NumPy and SciPy come, 5 ns for an entry of the kernel, mapped files.
+    """
+    return Machine(
+        threads=threads,
+        gemm_float64=60e9 * threads,
+        gemm_float32=125e9 * threads,
+        block_entry=5e-9 / threads,
+        product_float64=1e-9 / threads,
+        product_float32=8e-10 / threads,
+        column_float64=3e-11 / threads,
+        column_float32=2e-11 / threads,
+        exact_factor=1.2,
+        disk_write=1e9,
+        disk_read=1e9,
+        mapped_read=5e9 * threads,
+        task_seconds=2e-3,
+        round_seconds=0.02,
+        start_seconds=2.0,
+        first_product_seconds=0.5,
+        end_seconds=1.5,
+        cache_bytes=1e12,
+    )
+
+
+def at_most(grid: TileGrid) -> TileGrid:
+    """The grid, or one of as many equal tiles as are simulated where a choice is made, 192 a side."""
+    return TileGrid(min(grid.n, MOST_TILES * grid.tile_size), grid.tile_size)
+
+
+@lru_cache(maxsize=64)
+def choose_split(n: int, tile_size: int, num_workers: int, precision: str, gram: str) -> Split:
+    """The split with the least simulated time on nominal cores; none where it saves less than 1 %.
+
+    For a few workers it is the usual one. Where workers are few against the tiles a side, only the last columns are
+    split, one more than there are workers: the others are busy anyway, and a split costs a tile written and read.
+    """
+    whole = TileGrid(n, tile_size)
+    if num_workers <= FEW_WORKERS:
+        return usual_split(whole.num_tiles, num_workers)
+    grid, seconds = at_most(whole), TileSeconds.of(nominal_machine(num_workers), tile_size, precision, gram)
+    columns = grid.num_tiles if 4 * num_workers > grid.num_tiles else num_workers + 1
+    splits = [Split(num_columns=columns, num_last=w) for w in LAST_TERMS if w + 2 < grid.num_tiles]
+    times = {split: simulate(grid, split, num_workers, seconds).seconds for split in (Split(), *splits)}
+    best = min(times, key=times.__getitem__)
+    if times[best] > (1 - LEAST_GAIN) * times[Split()]:
+        return Split()
+    return replace(best, num_columns=whole.num_tiles) if best.num_columns == grid.num_tiles else best
+
+
+@lru_cache(maxsize=64)
+def choose_tiles(
+    n: int, num_features: int, memory_bytes: int | None, num_workers: int, precision: str, gram: str, usual: int
+) -> int:
+    """The tile edge with the least simulated time on nominal cores; ``usual`` unless another saves 3 %.
+
+    Parameters
+    ----------
+    memory_bytes
+        Of one task; an edge whose task needs more than 80 % of it is not looked at.
+    usual
+        The edge of the rule of thumb, which is kept for up to 4 workers.
+
+    Cost
+    ----
+    A simulation for each edge, of at most 19,000 tiles: less than 1 s for n = 20,000.
+    """
+    if num_workers <= FEW_WORKERS:
+        return usual
+    size = itemsize(precision)
+    room = inf if memory_bytes is None else 0.8 * memory_bytes
+    fitting = [edge for edge in EDGES if task_bytes(edge, num_features, size) <= room]
+    grids = [grid for edge in fitting if 1 < (grid := TileGrid(n, edge)).num_tiles <= MOST_TILES]
+    is_large = TileGrid(n, usual).num_tiles > MOST_TILES
+    if not grids:  # hardly any matrix, or one so large that the largest tiles keep all workers busy
+        return max([usual, *fitting]) if is_large else usual
+
+    def seconds(grid: TileGrid) -> float:
+        tile = TileSeconds.of(nominal_machine(num_workers), grid.tile_size, precision, gram)
+        return simulate(grid, usual_split(grid.num_tiles, num_workers), num_workers, tile).seconds
+
+    best = min(grids, key=seconds)
+    is_better = is_large or seconds(best) < (1 - LEAST_EDGE_GAIN) * seconds(TileGrid(n, usual))
+    return best.tile_size if is_better else usual
 
 
 if __name__ == "__main__":

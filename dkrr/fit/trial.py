@@ -31,23 +31,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import ceil, log, log2
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
-from scipy.linalg.lapack import dpotrf
+from scipy.linalg import cho_solve, solve_triangular
+from scipy.linalg.lapack import dpotrf, spotrf
 
 from dkrr.dataset import Dataset
 from dkrr.fit.choices import Iterations
 from dkrr.kernels import Kernel
 from dkrr.kernels.pairwise import MIN_COLUMNS
+from dkrr.linalg.blocks import dots, ratio
 from dkrr.linalg.factor_precondition import EPS32, FIRST_SHIFT, MAX_SHIFTS, SHIFT_GROWTH
 from dkrr.linalg.operators import read_rows, rows_of
+from dkrr.linalg.preconditioner import ShiftedGram
 from dkrr.linalg.products import kernel_product
 from dkrr.linalg.rpcholesky import pivot_rows
-
-__all__ = ["Trial", "extrapolate", "sample_trial"]
 
 FloatArray = NDArray[np.float64]
 
@@ -177,28 +177,14 @@ class Trial:
     def _counts(
         self, part: slice, alpha: float, scaled: float, ranks: Sequence[int], factor: FloatArray, tol: float
     ) -> dict[int, tuple[float, float]]:
-        """Iterations with alpha and with alpha s / n for each rank, all of them in one block."""
-        matrix, rhs = self._system(part), self._rhs[part]
-        columns, t = np.ascontiguousarray(factor[:, part]), rhs.shape[1]
-        cases = [(rank, value) for rank in ranks for value in (alpha, scaled)]
-        gram = columns @ columns.T
-        inner = [_shifted(gram[:rank, :rank], value) if rank else None for rank, value in cases]
-        alphas = np.repeat([value for _, value in cases], t)
-
-        def apply(r: FloatArray, active: NDArray[np.int64]) -> FloatArray:
-            if not len(columns):
-                return r.copy()
-            inside = columns @ r
-            for k, column in enumerate(active):
-                rank, solver = cases[column // t][0], inner[column // t]
-                if solver is not None:
-                    inside[:rank, k] = cho_solve(solver, inside[:rank, k], check_finite=False)
-                inside[rank:, k] = 0.0
-            return np.asarray(r - columns.T @ inside)
-
-        counts = _iterate(matrix, alphas, np.tile(rhs, len(cases)), apply, tol, self.seconds / 2)
-        slowest = counts.reshape(len(cases), t).max(axis=1)
-        return {rank: (float(slowest[2 * k]), float(slowest[2 * k + 1])) for k, rank in enumerate(ranks)}
+        """Iterations with alpha and with alpha s / n for each rank."""
+        matrix, rhs = self._system(part), np.tile(self._rhs[part], 2)
+        alphas, found = np.repeat([alpha, scaled], rhs.shape[1] // 2), {}
+        for rank in ranks:
+            precondition = _low_rank(np.ascontiguousarray(factor[:rank, part]), alphas)
+            counts = _iterate(matrix, alphas, rhs, precondition, tol, self.seconds / (2 * len(ranks)))
+            found[rank] = (float(counts[: len(counts) // 2].max()), float(counts[len(counts) // 2 :].max()))
+        return found
 
     def _columns(self, rank: int) -> FloatArray:
         """F^T (r, s) at the rows of the sample, F F^T close to S K S; fewer columns where nothing is left.
@@ -261,78 +247,57 @@ class Trial:
 
     def _mixed_count(self, size: int, alpha: float, tol: float) -> float:
         """Iterations around the float32 factor, of a shifted matrix where it breaks down."""
-        matrix = self._system(slice(0, size))
-        single = matrix.astype(np.float32)
-        diagonal = np.arange(size)
-        shift, trace = 0.0, float(np.abs(matrix[diagonal, diagonal]).sum()) + size * alpha
-        for attempt in range(MAX_SHIFTS + 1):
-            shifted = single.copy()
-            shifted[diagonal, diagonal] += np.float32(alpha + shift)
-            try:
-                lower = cholesky(shifted, lower=True, overwrite_a=True, check_finite=False)
+        matrix, rhs = self._system(slice(0, size)), self._rhs[:size]
+        trace, identity = float(np.abs(matrix.diagonal()).sum()) + size * alpha, np.eye(size, dtype=np.float32)
+        for shift in (0.0, *(FIRST_SHIFT * EPS32 * trace * SHIFT_GROWTH**number for number in range(MAX_SHIFTS))):
+            lower, failed = spotrf(matrix.astype(np.float32) + np.float32(alpha + shift) * identity, lower=1)
+            if not failed:
                 break
-            except np.linalg.LinAlgError:
-                shift = FIRST_SHIFT * EPS32 * trace * SHIFT_GROWTH**attempt
         else:
             return MOST_ITERATIONS
 
-        def apply(r: FloatArray, active: NDArray[np.int64]) -> FloatArray:
+        def apply(r: FloatArray) -> FloatArray:
             scale = np.abs(r).max(axis=0)
             scale[scale == 0] = 1.0
             z = cho_solve((lower, True), (r / scale).astype(np.float32), check_finite=False)
             return np.asarray(z.astype(np.float64) * scale)
 
-        rhs = self._rhs[:size]
-        return float(_iterate(matrix, np.full(rhs.shape[1], alpha), rhs, apply, tol, self.seconds / 3).max())
+        alphas = np.full(rhs.shape[1], alpha)
+        return float(_iterate(matrix, alphas, rhs, apply, tol, self.seconds / 3).max())
 
 
-def _shifted(gram: FloatArray, alpha: float) -> Any:
-    """Cholesky factor of F^T F + alpha I, or with the shift below which there is none."""
-    rank = len(gram)
-    floor = rank * float(np.finfo(np.float64).eps) * float(np.linalg.norm(gram, 1))
-    return cho_factor(gram + max(alpha, floor, 1e-300) * np.eye(rank), check_finite=False)
+def _low_rank(columns: FloatArray, alpha: FloatArray) -> Callable[[FloatArray], FloatArray]:
+    """R -> alpha (F F^T + alpha I)^-1 R from F^T (r, s); R itself without a column."""
+    inner = ShiftedGram(columns @ columns.T)
+    shifts = np.maximum(alpha, inner.floor)
+    return lambda r: r - columns.T @ inner.solve(columns @ r, shifts) if len(columns) else r.copy()
 
 
 def _iterate(
     matrix: FloatArray,
     alpha: FloatArray,
     rhs: FloatArray,
-    apply: Callable[[FloatArray, NDArray[np.int64]], FloatArray],
+    apply: Callable[[FloatArray], FloatArray],
     tol: float,
     seconds: float,
 ) -> NDArray[np.float64]:
-    """Iterations of each column; where they are too many or take too long, from the rate.
-
-    ``apply`` is given residuals and the numbers of their columns.
-    """
-    started = time.perf_counter()
-    norms = np.linalg.norm(rhs, axis=0)
+    """Iterations of each column; where they are too many or take too long, from the rate."""
+    started, norms, r = time.perf_counter(), np.linalg.norm(rhs, axis=0), rhs.copy()
     counts = np.where(norms > 0, 0.0, 1.0)
-    active = np.flatnonzero(norms > 0)
-    r = rhs[:, active]
-    z = apply(r, active)
-    p, rz = z.copy(), (r * z).sum(axis=0)
+    p = apply(r)
+    rz = dots(r, p)
     for iteration in range(1, MOST_ITERATIONS + 1):
-        if not len(active):
-            return counts
-        q = matrix @ p + alpha[active] * p
-        curvature = (p * q).sum(axis=0)
-        r -= np.divide(rz, curvature, out=np.zeros_like(rz), where=curvature > 0) * q
-        relative = np.linalg.norm(r, axis=0) / norms[active]
-        counts[active[relative <= tol]] = iteration
-        going = relative > tol
-        if iteration >= 4 and time.perf_counter() - started > seconds:
+        q = matrix @ p + alpha * p
+        r -= ratio(rz, dots(p, q)) * q
+        relative = ratio(np.linalg.norm(r, axis=0), norms)
+        counts[(counts == 0) & (relative <= tol)] = iteration
+        if counts.all() or (iteration >= 4 and time.perf_counter() - started > seconds):
             break
-        if not going.all():
-            active, r, p, rz, relative = active[going], r[:, going], p[:, going], rz[going], relative[going]
-            going = going[going]
-        z = apply(r, active)
-        new = (r * z).sum(axis=0)
-        p = z + np.divide(new, rz, out=np.zeros_like(rz), where=rz > 0) * p
-        rz = new
-    for column, residual in zip(active[going], relative[going], strict=True):
-        counts[column] = ceil(log(tol) / (log(min(float(residual), 0.9)) / iteration))
-    return counts
+        z, before = apply(r), rz
+        rz = dots(r, z)
+        p = z + ratio(rz, before) * p
+    rate = np.log(np.clip(relative, 1e-300, 0.9)) / iteration
+    return np.where(counts > 0, counts, np.ceil(log(tol) / rate))
 
 
 def sample_trial(dataset: Dataset, kernel: Kernel, seconds: float, *, seed: int = 0) -> Trial:
@@ -386,8 +351,8 @@ def extrapolate(
     1.5 times their geometric mean, where the smaller one alone was nearly always below it; and counts of 2 or 3 on a
     sample, which say nothing of growth, stood for 10 iterations at n = 100,000.
     """
-    if n <= s:  # alpha s / n is alpha
-        return Iterations(min(whole), min(whole))
+    if n <= s:  # alpha s / n is alpha; rounding decides how many the last digits take
+        return Iterations.around(min(whole))
     ratio = n / s
     own = whole[0] * ratio ** growth(half[0], whole[0], 0.0, LARGEST_POWER)
     included = log2(max(whole[1] / whole[0], 1.0)) / log2(ratio)

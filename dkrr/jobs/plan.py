@@ -20,7 +20,7 @@ from dkrr.errors import ParameterError, PlanRefusedError
 from dkrr.fit.choices import Candidate, Iterations, Limits, Problem, SolverChoice
 from dkrr.fit.fitting import center_of_lineage
 from dkrr.fit.inputs import free_bytes, present_bytes
-from dkrr.fit.plan import Decision, decide, find_continued, other_alpha_note
+from dkrr.fit.plan import Decision, decide, find_continued
 from dkrr.fit.prices import (
     CLIENT_BYTES,
     DECOMPOSITION_PASSES,
@@ -37,7 +37,8 @@ from dkrr.jobs.spec import JobSpec
 from dkrr.kernels import Kernel, kernel_from_dict
 from dkrr.linalg.workspace import task_bytes
 from dkrr.markup import Facts, kernel_words, known, loss_words, reasons_of, size
-from dkrr.models.tiled import loss_solver, usable_rows
+from dkrr.models.machines import loss_solver
+from dkrr.models.tiled import usable_rows
 from dkrr.store.files import is_url
 from dkrr.tiles import TileGrid
 
@@ -320,10 +321,8 @@ def _decide(
             preconditioner="none" if is_cg and not rank and choice.preconditioner == "auto" else choice.preconditioner,
         )
         edge = int(earlier["tile_size"])
-    known, memory, drift_limit = _tiles_of(train, kernel, alpha), limits.memory_bytes, problem.drift_limit
-    continued = find_continued(
-        store, train, kernel, alpha, choice, tile_size=edge, memory_bytes=memory, drift_limit=drift_limit
-    )
+    known = _tiles_of(train, kernel, alpha)
+    continued = find_continued(store, train, problem, choice, limits, tile_size=edge)
     if limits.disk_bytes is not None:
         limits = replace(limits, disk_bytes=limits.disk_bytes + present_bytes(store, known))
     machine = cache(partial(_machine, job, kernel, train.num_features, store, limits.threads, earlier))
@@ -353,8 +352,6 @@ def _decide(
         reused["factor"] = decision.continued.to_dict(decision.saved_seconds)
         notes.append(decision.continued.sentence(decision.saved_seconds))
         present = max(present, decision.continued.num_bytes)
-    elif chosen.solver == "cholesky" and (note := other_alpha_note(store, train, kernel, alpha, choice.tol)):
-        notes.append(note)
     if earlier is not None:
         reasons = dict.fromkeys(reasons, "as the first attempt of this run decided") | earlier["reasons"]
     grid = TileGrid(n, chosen.tile_size)
@@ -365,7 +362,7 @@ def _decide(
         "flops": _flops(chosen, problem),
         "disk_present_bytes": present,
         "candidates": [item.to_dict() for item in decision.candidates],
-        "calibration": machine().to_dict(),
+        "calibration": asdict(machine()),
         "reasons": reasons,
         "reused": reused,
         "notes": notes,
@@ -437,7 +434,7 @@ def _decide_loss(
         "num_tasks": 0,
         "flops": 2.0 * n * n * (d + problem.num_targets) * passes,
         "disk_present_bytes": 0,
-        "calibration": machine.to_dict(),
+        "calibration": asdict(machine),
         "reasons": {"solver": f"the {model.loss} loss {'is smooth' if solver == 'newton' else 'has corners'}"},
         "loss": {"loss": model.loss, "C": C if len(C) > 1 else C[0], **model.loss_parameters},
         "notes": [

@@ -32,13 +32,13 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.dataset import Dataset, Floats, Scaling
+from dkrr.dataset import Dataset, Floats, Scaling, write_rows
 from dkrr.engine.cluster import blas_of, connect_executor, executor_facts, require_memory, start_local
 from dkrr.engine.machine import peak_rss_bytes
 from dkrr.engine.tasks import Executor, Progress, RunSummary
 from dkrr.engine.workers import WorkerMemory, describe_executor
 from dkrr.errors import ConvergenceError, DkrrError, LockedError
-from dkrr.fit.fitting import FitResult, write_rows
+from dkrr.fit.fitting import FitResult
 from dkrr.fit.inputs import given_tiles, nothing_new, rows_on_disk
 from dkrr.jobs.facts import (
     Shown,
@@ -60,13 +60,13 @@ from dkrr.kernels import Kernel
 from dkrr.linalg.catalogue import Ancestor, ancestors, record_rows
 from dkrr.linalg.cholesky import Split
 from dkrr.linalg.loss import make_loss
+from dkrr.linalg.products import ArrayRows
 from dkrr.linalg.solution import NystromSettings, Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.markup import DASH, Facts, known, listed
-from dkrr.models.leave_one_out import factor_settings, leave_one_out_rows
 from dkrr.models.model import Model, load_model
 from dkrr.models.prediction import LOWER_IS_BETTER, Score, score_dataset
-from dkrr.models.tiled import Solved, solve_rows
+from dkrr.models.tiled import Solved, factor_settings, leave_one_out_rows, solve_rows
 from dkrr.models.uncertainty import loo_quantiles
 from dkrr.models.validation import check_target_sizes
 from dkrr.store.documents import plain
@@ -440,7 +440,7 @@ def _leave_out(
 
     Cost
     ----
-    That of :func:`dkrr.models.leave_one_out.leave_one_out_rows`: n^3 / 3 flops from a float64 factor.
+    That of :func:`dkrr.models.tiled.leave_one_out_rows`: n^3 / 3 flops from a float64 factor.
     """
     assert job.evaluate is not None  # noqa: S101  (narrows the type)
     assert fitted.settings is not None  # noqa: S101  (narrows the type)
@@ -469,7 +469,7 @@ def _leave_out(
     figures = found.summary()
     if job.evaluate.leave_one_out:
         for name, values in (("residuals", found.residuals), ("inverse_diagonal", found.inverse_diagonal)):
-            write_rows(location, name, values)
+            write_rows(location, name, ArrayRows(values))
         write_json(location, "zarr.json", {"zarr_format": 3, "node_type": "group", "attributes": figures})
     return figures
 

@@ -474,13 +474,11 @@ class EigenRidge(DenseRidge):
         weighted = self.ones[:, None] * inverse
         return np.asarray((self.vectors @ weighted) / np.sqrt(self.ones @ weighted))
 
-    def leave_fold_out(
-        self, rows: NDArray[np.intp], alphas: Floats, block: Floats | None = None
-    ) -> tuple[Floats, Floats | None]:
-        """Residuals (f, t, k) of rows F, and predictions (z, t, k) of points with a block k(z, X), by fits without F.
+    def leave_fold_out(self, rows: NDArray[np.intp], alphas: Floats) -> Floats:
+        """Residuals (f, t, k) of rows F by fits without them.
 
-        With c = ((A^-1)_FF)^-1 u_F the residuals of F are c / s_F, and the fit without F is that of the right-hand
-        side S y - E_F c. With an intercept (A^-1)_FF is a block of the bordered inverse, less v_F v_F^T / sigma.
+        With c = ((A^-1)_FF)^-1 u_F they are c / s_F. With an intercept (A^-1)_FF is a block of the bordered inverse,
+        less v_F v_F^T / sigma.
 
         Cost
         ----
@@ -495,12 +493,7 @@ class EigenRidge(DenseRidge):
             if self.ones is not None:
                 inside -= np.outer(border[rows, number], border[rows, number])
             removed[:, :, number] = _solve_block(inside, u[rows, :, number], alpha)
-        predictions = None
-        if block is not None:
-            rhs = np.repeat(self.rhs[:, :, None], len(alphas), axis=2)
-            rhs[rows] -= removed
-            predictions = self.values(block, alphas, self._solved(inverse, rhs), rhs)
-        return removed / self.root[rows][:, None, None], predictions
+        return np.asarray(removed / self.root[rows][:, None, None])
 
 
 def _solve_block(block: Floats, rhs: Floats, alpha: float) -> Any:

@@ -18,7 +18,7 @@ since the terms stay in their order and parts are stored as they are, in the fac
 
 The *first terms* of a sum, all but the last w, are a task of their own that waits for column j - w - 1 only; the task
 of the tile goes on from there. Simulated, 20 tiles a side on 32 workers are busy 15 % of the time without and 51 % with
-w = 2; 122 tiles on 100 workers 27 % and 95 % with w = 6 (:mod:`dkrr.fit.schedule`).
+w = 2; 122 tiles on 100 workers 27 % and 95 % with w = 6 (:mod:`dkrr.fit.rates`).
 
 Rows that an extension adds are cut into *strips*, one for every two workers, which go through all columns side by side;
 without them an append that is shorter than a tile would be one chain of tasks, and one worker's. Two workers share a

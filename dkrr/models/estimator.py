@@ -17,8 +17,7 @@ from crc32c import crc32c
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dkrr.dataset import Dataset, Floats, RowArray, lazy_rows
-from dkrr.dataset.columns import frame_labels, unique_names
+from dkrr.dataset import Dataset, Floats, RowArray, frame_labels, lazy_rows, unique_names
 from dkrr.engine.machine import single_blas_thread
 from dkrr.errors import ConvergenceError, ParameterError, StoreError
 from dkrr.fit.choices import Problem, SolverChoice, is_plainly_primal
@@ -29,10 +28,9 @@ from dkrr.linalg.leave_one_out import IntervalMethod, LeaveOneOut, check_coverag
 from dkrr.linalg.leave_one_out import coverage as share_inside
 from dkrr.linalg.primal import fit_primal_arrays, primal_features
 from dkrr.linalg.products import ArrayRows
-from dkrr.models.leave_one_out import ensure_factor, leave_one_out
 from dkrr.models.model import Model
 from dkrr.models.prediction import values_of
-from dkrr.models.tiled import TiledFit, Training, primal_details, primal_parts
+from dkrr.models.tiled import Training, ensure_factor, leave_one_out, primal_parts
 from dkrr.models.uncertainty import interval, loo_quantiles, standard_deviation
 from dkrr.models.validation import (
     check_alpha,
@@ -181,7 +179,8 @@ class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[mi
         if self.store is not None:
             check_place("store", self.store)
         kernel, warm = self._kernel(self.gamma), check_flag("warm_start", getattr(self, "warm_start", False))
-        is_tiled = self.store is not None or tile_size is not None or choice.is_iterative
+        iterates = choice.solver in ("cg", "nystrom") or choice.precision == "mixed"
+        is_tiled = self.store is not None or tile_size is not None or iterates
         # a small memory map is read at once, unless the tiled path was asked for
         in_memory = not is_out_of_core(X, 0 if is_tiled else MAX_IN_PROCESS_ROWS, IN_MEMORY_BYTES)
         weight, names, checksum, fit = sample_weight, None, None, self._fit_tiled
@@ -215,17 +214,10 @@ class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[mi
                 labels = frame_labels(X) or []
                 names = labels if all(isinstance(label, str) for label in labels) else None
             X, y = (part.to_dask_array(lengths=True) if is_dask_frame(part) else part for part in (X, y))
-        self._training = Training(
+        training = Training(
             X=X,
             y=y,
             weight=weight,
-            tiled=fit == self._fit_tiled,
-            tile_size=tile_size,
-            max_in_process_rows=MAX_IN_PROCESS_ROWS,
-            checksum=checksum,
-            store=None if self.store is None else at_present(self.store),
-        )
-        tiled = TiledFit(
             kernel=kernel,
             alpha=self.alpha,
             choice=choice,
@@ -234,8 +226,12 @@ class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[mi
             feature_names=names,
             start=getattr(self, "dual_coef_", None) if warm else None,
             fit_intercept=bool(self.fit_intercept),
+            tiled=fit == self._fit_tiled,
+            checksum=checksum,
+            store=None if self.store is None else at_present(self.store),
         )
-        return fit(tiled, X, y, weight)
+        self._training = replace(training, start=None)
+        return fit(training)
 
     def _is_for_memory(self, num_rows: int) -> bool:
         """Whether rows in memory are solved in this process when nothing asks for tiles."""
@@ -252,16 +248,22 @@ class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[mi
             is_primal = is_plainly_primal(problem, choice)
         return is_primal and bool(n * primal_features(kernel, d, n).num_features ** 2 <= MAX_PRIMAL_FLOPS)
 
-    def _fit_primal(self, fit: TiledFit, X: Any, y: Any, weight: Any) -> Self:
-        targets = y.reshape(len(y), -1)
-        alpha = check_alpha(self.alpha, targets.shape[1])
-        found = fit_primal_arrays(X, targets, fit.kernel, alpha, weight=weight, fit_intercept=fit.fit_intercept)
+    def _fit_primal(self, fit: Training) -> Self:
+        X, y, weight = fit.X, fit.y, fit.weight
+        alpha = check_alpha(self.alpha, y[0].size)
+        found = fit_primal_arrays(
+            X, y.reshape(len(y), -1), fit.kernel, alpha, weight=weight, fit_intercept=fit.fit_intercept
+        )
         model = Model(
             **primal_parts(found),
-            solution=found.solution,
             y_is_1d=y.ndim == 1,
             feature_names=list(fit.feature_names or []),
-            provenance={"alpha": alpha.tolist(), **primal_details(found)},
+            provenance={
+                "alpha": alpha.tolist(),
+                "solver": "primal",
+                "num_explicit_features": found.features.num_features,
+                **({"fit_intercept": True} if fit.fit_intercept else {}),
+            },
         )
         self._finish(model, X)
         self.X_fit_ = X
@@ -278,8 +280,8 @@ class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[mi
         alpha, rows = check_alpha(self.alpha, y.shape[1]), X if center is None else X - center
         return fit_dense(kernel, rows, y, alpha, weight, precision, fit_intercept=bool(self.fit_intercept))
 
-    def _fit_dense(self, fit: TiledFit, X: Any, y: Any, weight: Any) -> Self:
-        targets, precision = y.reshape(len(y), -1), fit.choice.precision
+    def _fit_dense(self, fit: Training) -> Self:
+        X, y, weight, targets, precision = fit.X, fit.y, fit.weight, fit.y.reshape(len(fit.y), -1), fit.choice.precision
         kernel = None if fit.is_given else fit.kernel.resolve(X.shape[1])
         if kernel is None:
             check_given(X)
@@ -305,13 +307,13 @@ class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[mi
         )
         return self._finish(model, X)
 
-    def _fit_tiled(self, fit: TiledFit, X: Any, y: Any, weight: Any) -> Self:
-        holder, store = None, self._training.store
+    def _fit_tiled(self, fit: Training) -> Self:
+        X, holder, store = fit.X, None, fit.store
         if store is None:
-            holder = self.__dict__.pop("_unfinished", None) or TemporaryStore(fit.store_bytes(X, y))
+            holder = self.__dict__.pop("_unfinished", None) or TemporaryStore(fit.store_bytes())
             store = holder.path
         try:
-            model, on_disk = fit.solve(X, y, weight, store)
+            model, on_disk = fit.solve(store)
         except BaseException as exc:
             if holder is not None and isinstance(exc, ConvergenceError) and not exc.stagnated:
                 self._unfinished = holder  # a fit with a larger max_iter goes on from here
@@ -464,7 +466,7 @@ class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[mi
             raise ParameterError(
                 "standard deviations of a dask array", hint="give a path or a data set, which is read in blocks"
             )
-        ensure_factor(self._model, self._training, self._training.store)
+        ensure_factor(self._model, self._training)
         return values_of(self._model, self._rows(X), "variance")
 
     def leave_one_out(self) -> LeaveOneOut:
@@ -490,7 +492,7 @@ class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[mi
         ``store=``. For nystrom 4 n m^2 flops. The result of a stored factor is stored beside it.
         """
         check_is_fitted(self)
-        return leave_one_out(self._model, self._training, self._training.store)
+        return leave_one_out(self._model, self._training)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy takes along the rows that are in a temporary store, for the store ends with this estimator."""

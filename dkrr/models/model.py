@@ -22,10 +22,19 @@ from typing import Any, cast
 
 import numpy as np
 
-from dkrr.dataset import Floats, RowArray, Scaling
-from dkrr.dataset.columns import Fitted, find_names, frame_labels, target_columns, unique_names
-from dkrr.dataset.table import to_floats
-from dkrr.dataset.writer import check_outside
+from dkrr.dataset import (
+    Fitted,
+    Floats,
+    RowArray,
+    Scaling,
+    check_outside,
+    find_names,
+    frame_labels,
+    target_columns,
+    to_floats,
+    unique_names,
+    write_rows,
+)
 from dkrr.engine.machine import single_blas_thread
 from dkrr.errors import DataError, DkrrError, ParameterError, StoreError
 from dkrr.kernels import Kernel, kernel_from_dict
@@ -85,17 +94,15 @@ def _refuse_what_is_there(path: Any, *, overwrite: bool) -> None:
 
 def _require_model(path: Any) -> dict[str, Any]:
     document = read_json(path, "zarr.json")
-    if document is None and any(read_json(path, old) is not None for old in (".zgroup", ".zarray")):
-        raise StoreError(f"{path} is Zarr format 2; format 3 expected", hint="only models of dkrr are read")
-    is_group = isinstance(document, dict) and (document.get("node_type"), document.get("zarr_format")) == ("group", 3)
+    is_group = isinstance(document, dict) and document.get("node_type") == "group"
     attributes = document.get("attributes") if is_group and document is not None else None
     if not isinstance(attributes, dict) or attributes.get("format") != FORMAT:
         found = f" (format {attributes.get('format')!r})" if isinstance(attributes, dict) else ""
         raise StoreError(f"{path} is not a model of dkrr{found}", hint="check the path")
-    version = attributes.get("format_version")
-    if version != FORMAT_VERSION:
+    if attributes.get("format_version") != FORMAT_VERSION:
         raise StoreError(
-            f"{path} has model format version {version}; this dkrr reads version {FORMAT_VERSION}",
+            f"{path} has model format version {attributes.get('format_version')}; this dkrr reads version "
+            f"{FORMAT_VERSION}",
             hint="install a newer dkrr, or save the model again",
         )
     return attributes
@@ -288,10 +295,6 @@ class Model:
         """
         X = self.matched(X)
         if type(X).__module__.startswith("dask."):
-            if not hasattr(X, "rechunk"):
-                raise DataError(
-                    f"X is of type {type(X).__name__}; a dask array expected", hint="pass its .to_dask_array()"
-                )
             return self._predict_dask(X)
         shape = (self._checked_shape(X)[0], self.num_targets)
         if out is not None:
@@ -376,10 +379,9 @@ class Model:
     def _predict_dask(self, X: Any) -> Any:
         self._checked_shape(X)
         X = X.rechunk({1: -1})
-        if self.y_is_1d:
-            return X.map_blocks(_predict_part, self, dtype=np.float64, drop_axis=1, meta=np.empty(0))
-        columns = (self.num_targets,)
-        return X.map_blocks(_predict_part, self, dtype=np.float64, chunks=(X.chunks[0], columns), meta=np.empty((0, 0)))
+        shape: dict[str, Any] = {"chunks": (X.chunks[0], (self.num_targets,)), "meta": np.empty((0, 0))}
+        shape = {"drop_axis": 1, "meta": np.empty(0)} if self.y_is_1d else shape
+        return X.map_blocks(_predict_part, self, dtype=np.float64, **shape)
 
     def save(self, path: Any, *, overwrite: bool = False) -> None:
         """Write the model to ``path`` (a folder, or an address).
@@ -427,11 +429,7 @@ class Model:
 
     def _write(self, store: Any) -> None:
         for name, rows in self._arrays().items():
-            copy = RowArray.create(
-                store, name, num_rows=rows.num_rows, num_columns=rows.num_columns, rows_per_chunk=ROWS_PER_CHUNK
-            )
-            for number, (start, stop) in enumerate(copy.blocks()):
-                copy.write_chunk(number, rows.read(start, stop))
+            write_rows(store, name, rows, ROWS_PER_CHUNK)
         attributes = {"format": FORMAT, "format_version": FORMAT_VERSION} | self._attributes()
         write_json(store, "zarr.json", {"zarr_format": 3, "node_type": "group", "attributes": attributes})
         write_manifest(store)
@@ -655,11 +653,10 @@ def _from_attributes(path: Any, attributes: dict[str, Any], digest: str) -> Mode
         digest=digest,
         **found,
     )
-    rows = model.num_rows if model.x_fit is None else model.x_fit.num_rows
-    rows = rows if model.features is None else model.features.num_features
+    basis = model.x_fit if model.features is None else model.features
+    rows = getattr(basis, "num_rows", getattr(basis, "num_features", model.num_rows))
     if rows != model.num_rows:
-        what = "training rows" if model.features is None else "features"
-        raise ValueError(f"{rows} {what}, {model.num_rows} coefficients")
+        raise ValueError(f"{rows} training rows or features, {model.num_rows} coefficients")
     checked = {name: (found[name], getattr(model, count)) for name, count in VECTORS.items()}
     if model.scaling is not None:
         checked |= {

@@ -25,9 +25,7 @@ from typing import Any, Literal
 import numpy as np
 from sklearn import metrics
 
-from dkrr.dataset import Dataset, Floats, RowArray, ingest
-from dkrr.dataset.columns import feature_columns, match_features, match_targets
-from dkrr.dataset.sources import open_table
+from dkrr.dataset import Dataset, Floats, RowArray, feature_columns, ingest, match_features, match_targets, open_table
 from dkrr.engine.cluster import executor_for, memory_limit_of, runs_in_process
 from dkrr.engine.machine import single_blas_thread
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary

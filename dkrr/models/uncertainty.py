@@ -13,16 +13,13 @@ those of constant width need no factor at all.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import ndtri
 
-from dkrr.dataset import Floats
-from dkrr.dataset.table import to_floats
+from dkrr.dataset import Floats, to_floats
 from dkrr.errors import NumericalError, ParameterError, StoreError
 from dkrr.linalg.catalogue import open_factor
 from dkrr.linalg.dense import DenseFactor
@@ -34,7 +31,6 @@ from dkrr.linalg.leave_one_out import (
     check_coverage,
     check_method,
 )
-from dkrr.store.files import is_url
 from dkrr.tiles import TileMatrix
 
 if TYPE_CHECKING:
@@ -66,12 +62,6 @@ class VarianceSystems:
         """var f(z) / sigma^2 (m, t) for whitened rows (m, d)."""
         columns = np.stack([system.variance(rows) for system in self.systems], axis=1)
         return columns[:, list(self.system_of)]
-
-
-def recorded_factors(store: Any, locations: list[str]) -> dict[str, Any]:
-    """A store and the factors in it as a model remembers them: absolute, wherever it will be opened."""
-    absolute = [str(item) if is_url(item) else str(Path(item).absolute()) for item in (store, *locations)]
-    return {"store": absolute[0], "factors": absolute[1:]}
 
 
 def find_variance_systems(model: Model) -> VarianceSystems:
@@ -128,47 +118,33 @@ def find_variance_systems(model: Model) -> VarianceSystems:
         )
 
     def found(alpha: float) -> VarianceSystem:
-        factor = _find_factor(model, alpha, lambda factor: system(alpha, factor).misfit())
-        if factor is not None:
-            return system(alpha, factor)
-        rows = x.read(0, model.num_rows)
+        """With the stored factor, or one that is made in memory where the rows are few enough."""
+        facts, n = model.provenance, model.num_rows
+        try:
+            fields = dict(
+                kernel=kernel.to_dict(),
+                center=None if model.center is None else model.center.tolist(),
+                n=n,
+                alpha=alpha,
+                rows_digest=facts.get("rows_digest", ""),
+                weight_digest=facts.get("weight_digest"),
+            )
+            places, store = facts.get("factors", []), facts.get("store")
+            return system(alpha, open_factor(fields, places, store, lambda factor: system(alpha, factor).misfit()))
+        except (ParameterError, StoreError) as exc:  # a function without a name has no factor in a store
+            if n > MAX_DENSE_ROWS:
+                raise StoreError(
+                    f"a standard deviation needs a float64 Cholesky factor, and this model ({solver}, "
+                    f"{facts.get('precision', 'float64')}) has none: {exc.message}",
+                    hint="fit with solver='cholesky', precision='float64' and store= (a job: keep = 'factor'); it "
+                    f"takes {n**3 / 3:.1e} flops and {4 * n * n:,} bytes",
+                ) from exc
+            logger.info("making a factor of %d rows in memory (%s)", n, exc.message)
+        rows = x.read(0, n)
         rows = rows if model.center is None else rows - model.center
         return system(alpha, DenseFactor.of(kernel, rows, root, alpha))
 
     return VarianceSystems(tuple(map(found, distinct)), tuple(distinct.index(alpha) for alpha in alphas))
-
-
-def _find_factor(model: Model, alpha: float, misfit: Callable[[TileMatrix], str]) -> TileMatrix | None:
-    """The stored factor, None where one is made in memory instead.
-
-    Raises
-    ------
-    StoreError
-        There is none, and too many rows to make one in passing.
-    """
-    facts, n = model.provenance, model.num_rows
-    assert model.kernel is not None  # noqa: S101  (narrows the type)
-    try:
-        fields = dict(
-            kernel=model.kernel.to_dict(),
-            center=None if model.center is None else model.center.tolist(),
-            n=n,
-            alpha=alpha,
-            rows_digest=facts.get("rows_digest", ""),
-            weight_digest=facts.get("weight_digest"),
-        )
-        return open_factor(fields, facts.get("factors", []), facts.get("store"), misfit)
-    except (ParameterError, StoreError) as exc:  # a function without a name has no factor in a store
-        if n > MAX_DENSE_ROWS:
-            solver = f"{facts.get('solver', 'cholesky')}, {facts.get('precision', 'float64')}"
-            raise StoreError(
-                f"a standard deviation needs a float64 Cholesky factor, and this model ({solver}) has none: "
-                f"{exc.message}",
-                hint="fit with solver='cholesky', precision='float64' and store= (a job: keep = 'factor'); it takes "
-                f"{n**3 / 3:.1e} flops and {4 * n * n:,} bytes",
-            ) from exc
-        logger.info("making a factor of %d rows in memory (%s)", n, exc.message)
-        return None
 
 
 def standard_deviation(model: Model, variance: Floats, *, noise: bool = False, sigma2: Any = None) -> Floats:
@@ -231,18 +207,16 @@ def half_widths(model: Model, coverage: float, method: IntervalMethod, noisy_var
     check_method(method)
     check_coverage(coverage)
     if method == "gaussian":
-        assert noisy_variance is not None  # noqa: S101  (narrows the type)
-        width: Floats = ndtri((1 + coverage) / 2) * np.sqrt(_sigma2(model, None)) * np.sqrt(noisy_variance)
+        width: Floats = ndtri((1 + coverage) / 2) * np.sqrt(_sigma2(model, None))
+    elif model.quantiles is None:
+        raise ParameterError(
+            f"this model holds no leave-one-out quantiles, which {method!r} intervals rest on",
+            hint="predict_interval of the fitted estimator makes them, [evaluate] intervals = 0.9 in a job does",
+        )
     else:
-        if model.quantiles is None:
-            raise ParameterError(
-                f"this model holds no leave-one-out quantiles, which {method!r} intervals rest on",
-                hint="predict_interval of the fitted estimator makes them, [evaluate] intervals = 0.9 in a job does",
-            )
         width = model.quantiles.half_width(coverage, method)
-        if method == "normalised":
-            assert noisy_variance is not None  # noqa: S101  (narrows the type)
-            width = width * np.sqrt(noisy_variance)
+    if noisy_variance is not None and method != "jackknife":
+        width = width * np.sqrt(noisy_variance)
     return width if model.scaling is None else width * model.scaling.y_std
 
 

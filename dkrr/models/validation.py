@@ -17,10 +17,7 @@ from numpy.typing import NDArray
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_array, check_X_y, validate_data
 
-from dkrr.dataset import Dataset, Floats
-from dkrr.dataset.columns import frame_labels, unique_names
-from dkrr.dataset.rows import decode_floats
-from dkrr.dataset.table import check_shape, to_floats, with_mask
+from dkrr.dataset import Dataset, Floats, check_shape, decode_floats, frame_labels, to_floats, unique_names, with_mask
 from dkrr.errors import DataError, DkrrError, ParameterError
 from dkrr.tiles import MAX_TILE_SIZE
 

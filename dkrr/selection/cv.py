@@ -1,6 +1,11 @@
-"""KernelRidgeCV: kernel ridge regression that chooses its alpha by held-out error.
+"""KernelRidgeCV: kernel ridge regression that chooses its alpha by held-out error, of a grid of alphas.
 
-A grid of alphas through tiles, for rows beyond an eigendecomposition in memory.
+    gram  ->  eigendecomposition  ->  for every alpha: predictions of held-out rows  ->  scores  ->  alpha
+
+Rows in memory are held out one by one or by folds (:class:`AlphaPath`); in feature space two passes over the rows serve
+all alphas (:func:`primal_search`). A fold whose training rows are all the others is answered from the fit of all rows;
+any other split (time-ordered ones train on the past alone) needs a fit of its own. Beyond an eigendecomposition in
+memory there are tiles (:class:`PathFit`):
 
     cholesky    one stored Gram matrix; for each alpha a factor, the solution, the exact diagonal of the inverse
     primal      two passes over the rows for all alphas: :mod:`dkrr.linalg.primal`
@@ -9,9 +14,16 @@ Factors of alphas that are not the best of any target are removed as soon as tha
 the disk at once; those that were in the store before, or that another fit has used meanwhile, stay there. The smallest
 alpha comes first: where it is too small for a factor, that is known before the others are paid for.
 
+Scores are those of scikit-learn's RidgeCV. Leave-one-out predictions are scored all together: without ``scoring`` by
+-mean(w_i e_i^2) over all rows, else by the scorer. Folds are scored one by one, by R^2 unless told otherwise, and their
+scores averaged, as GridSearchCV does. A scorer that takes sample weights is given them.
+
 Cost
 ----
-cholesky: 2/3 n^3 flops an alpha and n^2 / 2 numbers more on disk than one fit.
+One eigendecomposition (9 n^3 flops at most), then 2 n^2 (t + 1) flops an alpha for leave-one-out, n f^2 for every alpha
+and fold of f rows, and an eigendecomposition more for each split whose training rows are not all the others, or that
+holds out rows of weight 0; 24 n^2 bytes. For leave-one-out with few alphas 2/3 n^3 flops an alpha and 16 n^2 bytes.
+Through tiles 2/3 n^3 flops an alpha and n^2 / 2 numbers more on disk than one fit.
 """
 
 from __future__ import annotations
@@ -19,30 +31,378 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from functools import cached_property, partial
+from inspect import signature
+from typing import Any, Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.metrics import check_scoring
+from sklearn.model_selection import LeaveOneGroupOut, check_cv
 
 from dkrr.dataset import Dataset, Floats
 from dkrr.engine.cluster import find_client
 from dkrr.engine.machine import cpu_count, free_memory_bytes
-from dkrr.errors import ParameterError
+from dkrr.errors import DataError, ParameterError
 from dkrr.fit.choices import FitSettings, Problem, SolverChoice, may_be_primal
 from dkrr.fit.plan import Decision
 from dkrr.kernels import Kernel
-from dkrr.linalg.dense import DenseFit, eigen_bytes
-from dkrr.linalg.primal import array_source, stored_source
+from dkrr.linalg.dense import DenseFit, EigenRidge, FactorRidge, eigen_bytes, judge_dense
+from dkrr.linalg.primal import array_source, leave_one_out_errors, primal_leave_one_out, stored_source
+from dkrr.linalg.primal_passes import FeatureRows
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.estimator import WithRidge, keeps_its_fit
-from dkrr.models.leave_one_out import leave_one_out_rows
 from dkrr.models.model import Model
-from dkrr.models.tiled import TiledFit
+from dkrr.models.tiled import Training, leave_one_out_rows
 from dkrr.models.validation import check_alpha, check_flag
-from dkrr.selection.path import AlphaPath, AlphaSearch, checked_scorer, make_folds, primal_search
 from dkrr.tiles import TileMatrix
 
+Rows = NDArray[np.intp]
 logger = logging.getLogger("dkrr.selection")
+
+# numbers of one batch of alphas: predictions of all rows and targets
+BATCH_NUMBERS = 4_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """Rows ``test`` (f,), predicted by a fit of ``train``; None means all the others."""
+
+    test: Rows
+    train: Rows | None = None
+
+
+def make_folds(cv: Any, X: Any, y: Any) -> list[Fold]:
+    """The folds that ``cv`` means for n rows.
+
+    Parameters
+    ----------
+    cv
+        A number of folds of consecutive rows; a scikit-learn splitter; an iterable of (train, test) row numbers; or an
+        array (n,) of labels: the rows of one label are one fold.
+
+    Raises
+    ------
+    ParameterError
+        It is none of these.
+    DataError
+        A fold is empty, or names rows that do not exist; a label is missing.
+    """
+    how = "give a number of folds, a splitter, (train, test) pairs, or a label for each row"
+    has_labels = hasattr(cv, "shape") and hasattr(cv, "dtype") and np.ndim(cv) == 1
+    try:
+        if has_labels and np.ma.is_masked(cv):
+            raise ValueError("some are masked")
+        splits = list(LeaveOneGroupOut().split(X, y, cv) if has_labels else check_cv(cv).split(X, y))
+    except (ValueError, TypeError) as error:
+        said = str(error).partition("\n")[0]
+        if has_labels:
+            hint = "give the fold of every row, and two folds at least"
+            raise DataError(f"cv has labels that cannot be used: {said}", hint=hint) from error
+        raise ParameterError(
+            f"cv is {cv!r}: {said}", hint=f"{how}; a splitter by groups is given as list(splitter.split(X, y, groups))"
+        ) from error
+    if not splits:
+        raise DataError("cv has no folds", hint="give at least one pair (train, test)")
+    folds = []
+    for number, split in enumerate(splits):
+        if any(np.ma.is_masked(rows) for rows in split):
+            raise DataError(f"fold {number} of cv has masked values", hint="give row numbers alone")
+        try:
+            train, test = (np.arange(len(X))[np.asarray(rows) if len(rows) else []] for rows in split)
+        except IndexError as error:
+            hint = f"give row numbers from 0 to {len(X) - 1:,}"
+            raise DataError(f"fold {number} of cv is none: {error}", hint=hint) from error
+        if not (train.size and test.size):
+            raise DataError(
+                f"fold {number} has no training or no test rows", hint="every fold needs rows on both sides"
+            )
+        is_whole = (np.bincount(np.concatenate((train, test)), minlength=len(X)) == 1).all()
+        folds.append(Fold(test, None if is_whole else train))
+    return folds
+
+
+class _Given(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """A regressor whose rows are their own predictions: what a scorer is called with."""
+
+    def fit(self, X: Any, y: Any = None) -> _Given:
+        return self
+
+    def predict(self, X: Any) -> Any:
+        return X
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+
+def checked_scorer(scoring: Any) -> Any:
+    """The scorer of scikit-learn that ``scoring``, a name or a function (estimator, X, y), means; None for None.
+
+    Raises
+    ------
+    ParameterError
+        It is none of these.
+    """
+    try:
+        return None if scoring is None else check_scoring(_Given(), scoring=scoring)
+    except (ValueError, TypeError) as exc:
+        raise ParameterError(
+            f"scoring is {scoring!r}; the name of a scorer, a function (estimator, X, y) or None expected",
+            hint="sklearn.metrics.get_scorer_names() lists the names",
+        ) from exc
+
+
+@dataclass(kw_only=True, eq=False)
+class AlphaSearch:
+    """Scores of a grid of alphas, as held-out predictions come, and the best alpha of each target.
+
+    Parameters
+    ----------
+    y : (n, t), weight : (n,) or None
+    num_alphas
+        k.
+    scoring
+        See :func:`checked_scorer`; None means the negative mean squared error.
+    per_target
+        A score, and an alpha, for each target.
+    stored
+        What :attr:`values` keeps.
+
+    Attributes
+    ----------
+    scores : (k,) or (t, k)
+        Of every alpha; -inf of one that nothing was added for.
+    values : (n, t, k) or None
+        Held-out squared errors times the weight, or predictions; NaN for a row that no fold holds out.
+    """
+
+    y: Floats
+    weight: Floats | None
+    num_alphas: int
+    scoring: Any = None
+    per_target: bool = False
+    stored: Literal["errors", "predictions"] | None = None
+    scores: Floats = field(init=False)
+    values: Floats | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        (n, t), k = self.y.shape, self.num_alphas
+        self.per_target, self.scoring = self.per_target and t > 1, checked_scorer(self.scoring)
+        self.scores = np.full((t, k) if self.per_target else (k,), -np.inf)
+        self.values = None if self.stored is None else np.full((n, t, k), np.nan)
+
+    @property
+    def index(self) -> Rows:
+        """The first alpha whose score is the largest, for each target (t,)."""
+        return np.broadcast_to(np.argmax(self.scores, axis=-1), self.y.shape[1:])
+
+    def add(
+        self, batch: slice, predictions: Floats, rows: Any = slice(None), where: str = "", share: float = 1
+    ) -> None:
+        """Count predictions (f, t, b) of the held-out ``rows`` for a batch of alphas as a ``share`` of their scores.
+
+        Raises
+        ------
+        DataError
+            A score is not a finite number.
+        """
+        y, weight = self.y[rows], None if self.weight is None else self.weight[rows]
+        errors = np.square(y[:, :, None] - predictions)
+        errors = errors if weight is None else errors * weight[:, None, None]
+        if self.scoring is None:
+            scores = -errors.mean(axis=0 if self.per_target else (0, 1))
+        elif self.per_target:
+            scores = np.stack(
+                [self._called(*pair, weight) for pair in zip(y.T, predictions.swapaxes(0, 1), strict=True)]
+            )
+        else:
+            one = 0 if y.shape[1] == 1 else slice(None)
+            scores = self._called(y[:, one], predictions[:, one], weight)
+        if not np.isfinite(scores).all():
+            raise DataError(
+                f"the score of {where or 'the leave-one-out predictions'} is {scores[~np.isfinite(scores)].ravel()[0]}",
+                hint="R^2 needs at least two rows in a fold; another scoring, or larger folds, may do",
+            )
+        before = self.scores[..., batch]
+        self.scores[..., batch] = np.where(np.isneginf(before), 0.0, before) + scores * share
+        if self.values is not None:
+            self.values[rows, :, batch] = predictions if self.stored == "predictions" else errors
+
+    def _called(self, y: Floats, predictions: Floats, weight: Floats | None) -> Floats:
+        """The scorer for predictions (m, k) or (m, t, k)."""
+        parameters = signature(getattr(self.scoring, "_score_func", self.scoring)).parameters.values()
+        takes_weights = any(item.name == "sample_weight" or item.kind is item.VAR_KEYWORD for item in parameters)
+        options = {"sample_weight": weight} if weight is not None and takes_weights else {}
+        columns = np.moveaxis(predictions, -1, 0)
+        return np.array([float(self.scoring(_Given(), column, y, **options)) for column in columns])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AlphaPath:
+    """Rows in memory, their kernel, and what is held out.
+
+    Parameters
+    ----------
+    kernel
+        Resolved; None when ``x`` (n, n) is the Gram matrix.
+    x : (n, d)
+        As the kernel shall see them (centred for a stationary one).
+    y : (n, t), weight : (n,) or None
+    fit_intercept
+        Whether f has an unpenalised constant.
+    folds
+        None means every row by itself.
+    method
+        "eigen", or "cholesky" for a factor an alpha, which takes less time for few of them and has no folds.
+    """
+
+    kernel: Kernel | None
+    x: Any
+    y: Floats
+    weight: Floats | None = None
+    fit_intercept: bool = False
+    folds: list[Fold] | None = None
+    method: Literal["eigen", "cholesky"] = "eigen"
+
+    @cached_property
+    def system(self) -> EigenRidge | FactorRidge:
+        """Of all rows of positive weight."""
+        if self.method == "eigen":
+            return self._eigen(self.inside)
+        root = None if self.weight is None else np.sqrt(self.weight[self.inside])
+        gram, y = self._gram(self.inside), self.y[self.inside]
+        return FactorRidge(None, gram, y, root, fit_intercept=self.fit_intercept)
+
+    @cached_property
+    def inside(self) -> Rows:
+        """Rows of positive weight; the others are predicted and are never fitted."""
+        return np.arange(len(self.y)) if self.weight is None else np.flatnonzero(self.weight > 0)
+
+    def _gram(self, rows: Rows, columns: Rows | None = None) -> Floats:
+        """k(x[rows], x[columns]), a new array; symmetric, of the same rows, without ``columns``."""
+        other = rows if columns is None else columns
+        if self.kernel is None:
+            return np.array(self.x[np.ix_(rows, other)], dtype=np.float64, order="C")
+        block: Floats = self.kernel.block(
+            np.ascontiguousarray(self.x[rows]), np.ascontiguousarray(self.x[other]), same=columns is None
+        )
+        return block
+
+    def _eigen(self, rows: Rows) -> EigenRidge:
+        """Every alpha of some rows of positive weight, from S K S."""
+        matrix, root = self._gram(rows), None if self.weight is None else np.sqrt(self.weight[rows])
+        if root is not None:
+            matrix *= root[:, None]
+            matrix *= root
+        is_psd = self.kernel is not None and self.kernel.positive_semidefinite
+        return EigenRidge(matrix, self.y[rows], root, fit_intercept=self.fit_intercept, positive_semidefinite=is_psd)
+
+    def search(self, alphas: Floats, search: AlphaSearch) -> None:
+        """Add the held-out predictions of every alpha.
+
+        Raises
+        ------
+        NotPositiveDefiniteError
+            For an alpha, K + alpha I is not positive definite.
+        DataError
+            Nothing is left to train on, or a score is not a finite number.
+        """
+        folds: list[Any] = self.folds or [None]
+        if len(self.inside) < 2:
+            raise DataError(
+                f"n_samples={len(self.inside)} rows of positive weight; at least 2 expected",
+                hint="a row is held out, and others must be left to train on",
+            )
+        for number, fold in enumerate(self.folds or []):
+            if not np.isin(fold.test, self.inside).any():
+                raise DataError(f"fold {number} holds out no row of positive weight", hint="change the folds")
+            if not len(self._train(fold)):
+                raise DataError(f"fold {number} leaves no training row of positive weight", hint="change the folds")
+        size = max(1, BATCH_NUMBERS // self.y.size)
+        for number, fold in enumerate(folds):
+            predict, rows = self._held_out(fold), slice(None) if fold is None else fold.test
+            for start in range(0, len(alphas), size):
+                batch = slice(start, min(start + size, len(alphas)))
+                where = "" if fold is None else f"fold {number}"
+                search.add(batch, predict(alphas[batch]), rows, where, 1 / len(folds))
+
+    def _train(self, fold: Fold) -> Rows:
+        """Rows of positive weight that a fold is predicted from."""
+        if fold.train is None:
+            return np.setdiff1d(self.inside, fold.test)
+        return fold.train[np.isin(fold.train, self.inside)]
+
+    def _held_out(self, fold: Fold | None) -> Callable[[Floats], Floats]:
+        """A function of alphas (k,): predictions (f, t, k) of the rows of a fold by a fit without them; of all rows one
+        by one without a fold. Rows of weight 0 have no formula: those of a fold are predicted by a fit of their own."""
+        rows = np.arange(len(self.y)) if fold is None else fold.test
+        is_inside = np.isin(rows, self.inside)
+        if fold is not None and (fold.train is not None or not is_inside.all()):
+            train = self._train(fold)
+            return partial(self._eigen(train).predict, self._gram(rows, train))
+        outside = None if is_inside.all() else self._gram(rows[~is_inside], self.inside)
+
+        def predict(alphas: Floats) -> Floats:
+            if isinstance(self.system, EigenRidge) and fold is not None:
+                residuals = self.system.leave_fold_out(np.searchsorted(self.inside, rows), alphas)
+            else:
+                residuals = self.system.leave_one_out(alphas)
+            predictions = np.empty((len(rows), self.y.shape[1], len(alphas)))
+            predictions[is_inside] = self.y[rows[is_inside]][:, :, None] - residuals
+            if outside is not None:
+                predictions[~is_inside] = self.system.predict(outside, alphas)
+            return predictions
+
+        return predict
+
+    def fit(self, alphas: Floats, started: float) -> DenseFit:
+        """The fit of all rows with one alpha for each target, with its true residual.
+
+        Raises
+        ------
+        ResidualError
+            See :func:`dkrr.linalg.dense.judge_dense`.
+        """
+        what = "Eigendecomposition" if self.method == "eigen" else "Cholesky factors"
+        u = np.zeros(self.y.shape)
+        u[self.inside] = self.system.solve_each(alphas)
+        root = None if self.weight is None else np.sqrt(self.weight)
+        centring = self.system.centring
+        y = self.y if centring is None else centring.apply(self.y)
+        rhs = y if root is None else root[:, None] * y
+        offset = None if centring is None else centring.offset
+        return judge_dense(
+            self.kernel, self.x, root, alphas, rhs, u, offset, solver=self.method, precision="float64", started=started,
+            message=f"{what} of {len(self.inside):,} rows in memory",
+        )  # fmt: skip
+
+
+def primal_search(source: FeatureRows, grid: Floats, search: AlphaSearch, *, fit_intercept: bool) -> None:
+    """Add the leave-one-out errors of a grid of alphas (k,) in feature space.
+
+    Parameters
+    ----------
+    source
+        Rows, targets and weights as a primal fit reads them.
+
+    Cost
+    ----
+    Two passes for mean squared errors; a scorer, or what is stored, needs every residual: three passes for each alpha.
+    """
+    if search.scoring is None and search.stored is None:
+        errors = leave_one_out_errors(source, grid.tolist(), fit_intercept=fit_intercept).T  # (t, k), weighted means
+        scores = -errors * (1.0 if search.weight is None else float(search.weight.mean()))
+        search.scores[...] = scores if search.per_target else scores.mean(axis=0)
+        return
+    for number, alpha in enumerate(grid.tolist()):
+        found = primal_leave_one_out(source, alpha, fit_intercept=fit_intercept)
+        search.add(slice(number, number + 1), (search.y - found.residuals)[:, :, None])
+
+
+# --- the estimator ----------------------------------------------------------------------------------------------------
 
 MAX_EIGEN_ROWS = 12_000
 
@@ -54,7 +414,7 @@ ALPHAS_A_CORE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class PathFit(TiledFit):
+class PathFit(Training):
     """A fit through tiles whose alpha is the one of a grid with the best leave-one-out score.
 
     ``estimator`` has the grid, of which ``alpha`` is the smallest; it makes the search, and takes what was chosen.
@@ -80,36 +440,31 @@ class PathFit(TiledFit):
     def _model(
         self,
         dataset: Dataset,
-        settings: FitSettings,
+        decision: Decision,
         workspace: Workspace,
         *,
-        solver: str = "",
         given: TileMatrix | None = None,
         source_digest: str = "",
-        ways: Decision | None = None,
+        settings: FitSettings | None = None,
     ) -> Model:
         """The model of the best alpha, from a factor of each or from two passes."""
-        n, grid = dataset.num_rows, self.estimator.grid
+        n, grid, settings = dataset.num_rows, self.estimator.grid, decision.settings()
         weight = None if dataset.weight is None else dataset.weight.read(0, n)[:, 0]
         search = self.estimator.start_search(dataset.targets.read(0, n), weight)
 
-        def fit(alphas: Any) -> Model:
-            own, one = (
-                replace(workspace, phases={}, reused={}),
-                replace(settings, alpha=tuple(np.ravel(alphas).tolist())),
-            )
-            return super(PathFit, self)._model(
-                dataset, one, own, solver=solver, given=given, source_digest=source_digest
-            )
+        def fit(alphas: Any) -> tuple[Model, FitSettings]:
+            own, work = replace(settings, alpha=tuple(np.ravel(alphas))), replace(workspace, phases={}, reused={})
+            solve = super(PathFit, self)._model
+            return solve(dataset, decision, work, given=given, source_digest=source_digest, settings=own), own
 
-        if solver == "primal":
+        if decision.chosen.solver == "primal":
             with stored_source(dataset, settings.kernel, workspace, fit_intercept=settings.fit_intercept) as source:
                 primal_search(source, grid, search, fit_intercept=settings.fit_intercept)
-            return fit(self.estimator.take(search))
+            return fit(self.estimator.take(search))[0]
         kept = dict[int, Model]()
         for number in np.argsort(grid, kind="stable").tolist():
-            model, one = fit(grid[number]), replace(settings, alpha=(float(grid[number]),))
-            loo = leave_one_out_rows(dataset, one, workspace, model, given=given, source_digest=source_digest)
+            model, own = fit(grid[number])
+            loo = leave_one_out_rows(dataset, own, workspace, model, given=given, source_digest=source_digest)
             search.add(slice(number, number + 1), (search.y - loo.residuals)[:, :, None])
             logger.info("alpha %.3g: score %s", grid[number], search.scores[..., number])
             kept[number] = model
@@ -118,7 +473,7 @@ class PathFit(TiledFit):
                     if workspace.discard(location):
                         logger.info("removed %s: its alpha is not the best", location)
         chosen = self.estimator.take(search)
-        return next(iter(kept.values())) if len(kept) == 1 else fit(chosen)
+        return next(iter(kept.values())) if len(kept) == 1 else fit(chosen)[0]
 
 
 @dataclass(eq=False, repr=False)
@@ -233,17 +588,15 @@ class KernelRidgeCV(WithRidge):
     def _is_for_features(self, kernel: Kernel, choice: SolverChoice, X: Any, y: Any) -> bool:
         return self.cv is None and super()._is_for_features(kernel, choice, X, y)
 
-    def _fit_primal(self, fit: TiledFit, X: Any, y: Any, weight: Any) -> Self:
-        targets = y.reshape(len(y), -1)
-        source, search = (
-            array_source(X, targets, fit.kernel.resolve(X.shape[1]), weight),
-            self.start_search(targets, weight),
-        )
+    def _fit_primal(self, fit: Training) -> Self:
+        targets = fit.y.reshape(len(fit.y), -1)
+        source = array_source(fit.X, targets, fit.kernel.resolve(fit.X.shape[1]), fit.weight)
+        search = self.start_search(targets, fit.weight)
         primal_search(source, self.grid, search, fit_intercept=fit.fit_intercept)
         self.take(search)
-        return super()._fit_primal(fit, X, y, weight)
+        return super()._fit_primal(fit)
 
-    def _fit_tiled(self, fit: TiledFit, X: Any, y: Any, weight: Any) -> Self:
+    def _fit_tiled(self, fit: Training) -> Self:
         if self.cv is not None:
             raise ParameterError(
                 "cv through tiles, which have no formula for folds",
@@ -251,7 +604,7 @@ class KernelRidgeCV(WithRidge):
                 "tile_size, store or solver",
             )
         own = vars(fit) | {"alpha": float(self.grid.min()), "maker": uuid.uuid4().hex, "estimator": self}
-        return super()._fit_tiled(PathFit(**own), X, y, weight)
+        return super()._fit_tiled(PathFit(**own))
 
     def _solve_in_memory(
         self, kernel: Kernel | None, X: Any, center: Any, y: Floats, weight: Any, precision: str

@@ -39,9 +39,8 @@ from dkrr.kernels import Kernel
 from dkrr.linalg.fit_losses import fit_losses
 from dkrr.linalg.loss import log_probabilities
 from dkrr.linalg.operators import Rows, read_rows
-from dkrr.models.tiled import label_targets
-from dkrr.selection.choice import FoldLoss
-from dkrr.selection.likelihood import ALPHA_BOUNDS, Explained, family_kernel
+from dkrr.models.machines import label_targets
+from dkrr.selection.choice import ALPHA_BOUNDS, Explained, FoldLoss, family_kernel
 from dkrr.store.files import read_json, write_json
 
 # widths, in standard deviations of their feature: a feature that is wider than the upper bound has no influence
@@ -75,15 +74,16 @@ def draw_subset(dataset: Dataset, num_rows: int, seed: int, location: str) -> Da
     DataError
         The data has no targets, or fewer than two rows of positive weight.
     """
-    if dataset.y is None:
+    if not dataset.num_targets:
         raise DataError(f"{dataset.path} has no target", hint="name one: [data] target = [-1]")
     weight, n = dataset.weight, dataset.num_rows
     usable = np.arange(n) if weight is None else np.flatnonzero(weight.read(0, n)[:, 0] > 0)
     if len(usable) < 2:
         raise DataError(f"{dataset.path} has {len(usable)} rows of positive weight", hint="two at least are needed")
     chosen = usable[np.random.default_rng(seed).permutation(len(usable))[:num_rows]]
-    x, y, own = (None if part is None else read_rows(part, chosen) for part in (dataset.X, dataset.y, weight))
-    return ingest(x, location, y=y, sample_weight=None if own is None else own[:, 0], wait=True)
+    x, y = (read_rows(part, chosen) for part in (dataset.X, dataset.targets))
+    own = None if weight is None else read_rows(weight, chosen)[:, 0]
+    return ingest(x, location, y=y, sample_weight=own, wait=True)
 
 
 def explained(rows: Dataset, num_rows: int, *, intercept: bool) -> Explained:

@@ -42,8 +42,15 @@ from dkrr.errors import DataError
 from dkrr.fit.inputs import TemporaryStore, find_dataset, find_executor, rows_on_disk
 from dkrr.linalg.operators import Rows
 from dkrr.linalg.workspace import BASELINE_BYTES
-from dkrr.selection.choice import AS_GOOD, Candidate, TuneResult, TuneSettings, WidthKind, choose_candidates
-from dkrr.selection.likelihood import ALPHA_BOUNDS
+from dkrr.selection.choice import (
+    ALPHA_BOUNDS,
+    AS_GOOD,
+    Candidate,
+    TuneResult,
+    TuneSettings,
+    WidthKind,
+    choose_candidates,
+)
 from dkrr.selection.search import (
     Trial,
     TrialBatch,
@@ -133,20 +140,18 @@ class Tuner:
 
     Parameters
     ----------
-    subset, digest
-        The rows, and what names them.
-    folder
-        Where the documents of the trials are.
+    subset
+        The rows.
+    batch
+        What all trials share, without a trial.
     num_rows
         Of the data set: what is chosen is fitted to all of them.
     """
 
     subset: Dataset
-    digest: str
+    batch: TrialBatch
     settings: TuneSettings
-    intercept: bool
     executor: Executor
-    folder: str
     num_rows: int
     budget: Budget
     progress: Progress | None = None
@@ -337,7 +342,7 @@ class Tuner:
             self.budget.notes.append(f"checked on {size:,} of {most:,} rows: time or memory allows no more")
         points, squares = [], []
         for number, ((candidate, found), origin) in enumerate(zip(self._run(wanted), finalists, strict=True)):
-            of_rows = self._batch(wanted).squares(number, len(found["evaluations"])).read(0, size)
+            of_rows = replace(self.batch, trials=tuple(wanted)).squares(number, len(found["evaluations"])).read(0, size)
             norm = found["norm"] * self.num_rows / size  # rows of the same kind: it grows as they do
             for (alpha, error), column in zip(found["evaluations"], of_rows.T, strict=True):
                 point = replace(candidate, alpha=alpha, loo_rmse=error, condition=1.0 + norm / alpha)
@@ -345,18 +350,14 @@ class Tuner:
                 squares.append(np.ascontiguousarray(column))
         return choose_candidates(points, squares)
 
-    def _batch(self, trials: list[Trial]) -> TrialBatch:
-        rows = Rows.of(self.subset)
-        return TrialBatch(
-            folder=self.folder, rows=rows, digest=self.digest, intercept=self.intercept, trials=tuple(trials)
-        )
-
     def _run(self, trials: list[Trial]) -> list[tuple[Candidate, dict[str, Any]]]:
         """Run the trials of a stage beside each other, keep their records, and return what they found in order."""
         if not trials:
             return []
         nodes = [Node((number,), flops=trial_flops(trial)) for number, trial in enumerate(trials)]
-        summary = self.executor.run(f"tune {trials[0].stage}", run_trial, self._batch(trials), nodes, self.progress)
+        summary = self.executor.run(
+            f"tune {trials[0].stage}", run_trial, replace(self.batch, trials=tuple(trials)), nodes, self.progress
+        )
         found = [summary.values[number,] for number in range(len(trials))]
         # widths and alpha under other names than those that a trial began with
         names = {"widths": "found_widths", "alpha": "found_alpha", "num_evaluations": "num_evaluated"}
@@ -448,7 +449,15 @@ def tune(
         parts = [dataset.digest, dataset.digest_y, dataset.digest_weight, settings.seed, fit_intercept]
         digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
         subset = draw_subset(dataset, most, settings.seed, place(store, "tune", f"{digest}.zarr", f"rows-{most}"))
-        _require_variation(subset, min(settings.search_rows), dataset.target_names)
+        first, names = min(*settings.search_rows, subset.num_rows), dataset.target_names
+        # a likelihood has no best width where every target is constant; one among others that vary does no harm
+        if not np.ptp(subset.targets.read(0, first), axis=0).any():
+            shown = ", ".join(repr(name) for name in names[:4]) + (", ..." if len(names) > 4 else "")
+            raise DataError(
+                f"target{'s' * (len(names) > 1)} {shown} {'are' if len(names) > 1 else 'is'} the same in all {first:,} "
+                "rows that the search begins with: no width predicts it better than another",
+                hint="name another target, or let the search begin with more rows ([tune] search_rows)",
+            )
         limit = memory_limit_of(executor)
         budget = Budget(
             total_seconds=settings.budget_seconds,
@@ -457,25 +466,16 @@ def tune(
         )
         return Tuner(
             subset=subset,
-            digest=digest,
+            batch=TrialBatch(
+                folder=place(store, "tune", f"{digest}.zarr", "trials"),
+                rows=Rows.of(subset),
+                digest=digest,
+                intercept=fit_intercept,
+                trials=(),
+            ),
             settings=settings,
-            intercept=fit_intercept,
             executor=executor,
-            folder=place(store, "tune", f"{digest}.zarr", "trials"),
             num_rows=dataset.num_rows,
             budget=budget,
             progress=progress,
         ).run()
-
-
-def _require_variation(subset: Dataset, num_rows: int, names: Sequence[str]) -> None:
-    """A likelihood has no best width where every target is constant; one among others that vary does no harm."""
-    rows = explained(subset, min(num_rows, subset.num_rows), intercept=False)
-    if np.ptp(rows.y, axis=0).any():
-        return
-    shown = ", ".join(repr(name) for name in names[:4]) + (", ..." if len(names) > 4 else "")
-    raise DataError(
-        f"target{'s' * (len(names) > 1)} {shown} {'are' if len(names) > 1 else 'is'} the same in all {len(rows.y):,} "
-        "rows that the search begins with: no width predicts it better than another",
-        hint="name another target, or let the search begin with more rows ([tune] search_rows)",
-    )

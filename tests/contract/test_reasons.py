@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from dkrr.cli import main
-from dkrr.fit.schedule import nominal_machine
+from dkrr.fit.rates import nominal_machine
 
 JOB = """
 [data]

@@ -10,12 +10,13 @@ import pytest
 
 from dkrr.fit.choices import Iterations, Limits, Problem, SolverChoice
 from dkrr.fit.plan import Decision, decide
-from dkrr.fit.prices import pass_seconds
-from dkrr.fit.rates import Machine
+from dkrr.fit.rates import Machine, TileSeconds, choose_split, choose_tiles, nominal_machine, simulate
 from dkrr.fit.trial import Trial
 from dkrr.kernels import make_kernel
-from dkrr.linalg.direct import usual_split
-from dkrr.linalg.products import kernel_product
+from dkrr.linalg.cholesky import Split
+from dkrr.linalg.direct import cholesky_nodes
+from dkrr.linalg.workspace import choose_tile_size, task_bytes
+from dkrr.tiles import TileGrid
 from tests.reference import dense_krr
 
 MACHINE = Machine(
@@ -117,7 +118,7 @@ def test_what_wins(what: dict[str, Any], limits: dict[str, Any], solver: str) ->
     assert decision.chosen.solver == solver
     assert bool(decision.chosen.infeasible) == (limits == {"disk_bytes": 10**6})
     if limits:
-        assert "GB are free" in decision.candidates[0].infeasible
+        assert "are free" in decision.candidates[0].infeasible
 
 
 @pytest.mark.parametrize(
@@ -145,18 +146,6 @@ def test_what_was_asked_for_is_done(asked: dict[str, Any]) -> None:
         assert (settings.iterative.preconditioner, decision.chosen.rank) == ("none", 0)
     elif asked.get("solver") == "cg":
         assert settings.iterative.rank == decision.chosen.rank > 0
-
-
-def test_an_intercept_takes_one_more_product_after_an_iteration() -> None:
-    usual = problem(alpha=(0.1, 0.2), t=2)
-    prices = [
-        {item.name: item.total_seconds for item in decided(replace(usual, fit_intercept=asked)).candidates}
-        for asked in (False, True)
-    ]
-    product = MACHINE.exact_factor * pass_seconds(MACHINE, usual.num_rows, 2, "float64")
-    for name, seconds in prices[0].items():
-        more = {"cg": 1, "cholesky mixed": 2}.get("cg" if name.startswith("cg") else name.split(",")[0], 0)
-        assert prices[1][name] == pytest.approx(seconds + more * product, rel=1e-12), name
 
 
 # --- primal ----------------------------------------------------------------------------------------------------------
@@ -212,13 +201,6 @@ def sampled(n: int, s: int, kernel: Any, weights: bool = False) -> tuple[Trial, 
     return Trial(kernel, x[:pool], rhs[:s, None], n, part, seconds=20.0), matrix, rhs
 
 
-def test_a_whole_sample_gives_the_exact_number() -> None:
-    trial, matrix, rhs = sampled(600, 600, make_kernel("rbf", gamma=0.2).resolve(5), weights=True)
-    found = trial.cg([0.1], (0,), 1e-6)[0]
-    assert found.low == found.high
-    assert found.high == pytest.approx(plain_iterations(matrix, 0.1, rhs, 1e-6), rel=0.05)  # rounding decides the last
-
-
 @pytest.mark.parametrize("kernel", ["rbf", "matern"])
 def test_a_third_of_the_rows_gives_the_right_size(kernel: str) -> None:
     resolved = make_kernel(kernel, **({} if kernel == "matern" else {"gamma": 0.2})).resolve(5)
@@ -229,81 +211,68 @@ def test_a_third_of_the_rows_gives_the_right_size(kernel: str) -> None:
     assert found[0].high > found[100].high > found[400].high >= 1
 
 
-@pytest.mark.parametrize(("length", "alpha", "supported"), [(80.0, 1e-5, False), (80.0, 1e-1, True)])
-def test_float32_products_are_supported_where_their_error_is_below_alpha(
-    length: float, alpha: float, supported: bool
-) -> None:
-    """Measured on the sample, |E| is that of the products with all rows within a factor of four."""
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((6000, 9))
-    kernel = make_kernel("matern", kernel_params={"nu": 1.5, "length_scale": length}).resolve(9)
-    trial = Trial(kernel, x[:2048], np.sin(x[:1000, :1]), 6000)
-    assert trial.supports_single([alpha]) == supported
-    v = rng.standard_normal((6000, 2))
-    for _ in range(4):
-        v /= np.linalg.norm(v, axis=0)
-        single, double = np.zeros_like(v), np.zeros_like(v)
-        kernel_product(kernel, x, x, v, single, same=True, precision="float32")
-        kernel_product(kernel, x, x, v, double, same=True)
-        v = single - double
-    true = np.linalg.norm(v, axis=0).max()
-    assert true / 4 <= trial.rounding() <= 4 * true
-
-
-def test_auto_leaves_float32_products_out_where_they_cannot_lead_to_the_answer() -> None:
-    class Coarse(FakeTrial):
-        def rounding(self) -> float:
-            return 2e-4
-
-    def ways(choice: SolverChoice) -> list[Any]:
-        found = decide(
-            problem(n=41_000, alpha=1e-5), choice, LIMITS, machine=lambda: MACHINE, trial=lambda seconds: Coarse(41_000)
-        )
-        return [way for way in found.candidates if way.solver == "cg" and way.precision == "mixed"]
-
-    left_out = ways(SolverChoice())
-    assert left_out
-    assert all("float32 products are off by up to 2.0e-04" in way.infeasible for way in left_out)
-    assert not any(way.infeasible for way in ways(SolverChoice(solver="cg", precision="mixed"))), "named: never changed"
-
-
 # --- split sums and the simulated schedule ---------------------------------------------------------------------------
 
 
-def test_a_factor_comes_with_its_split_and_what_to_expect() -> None:
-    chosen = decided(problem(), SolverChoice(solver="cholesky")).chosen
-    assert chosen.split == usual_split(-(-40_000 // chosen.tile_size), 2)
-    assert 0.9 < chosen.efficiency < 1
-    assert decided(problem(), SolverChoice(solver="cg")).chosen.split is None
-    assert chosen.to_dict()["split"] == {"num_columns": 3, "num_last": 1}
+# --- the simulated schedule ------------------------------------------------------------------------------------------
+
+# tiles for which only arithmetic counts, a product taking a second
+FLOPS = TileSeconds(gemm=1.0, syrk=0.5, trsm=0.5, potrf=1 / 6, make=0.0, read=0.0, write=0.0, task=0.0)
+WAY = ("float64", "on_the_fly")
 
 
-def test_the_other_ways_come_by_price_with_what_is_foreseen() -> None:
-    decision = decided(problem(n=200_000, alpha=1.0))
-    others = decision.others()
-    assert others[0].name == decision.chosen.name
-    prices = [sum(way.foreseen.seconds.values()) for way in others if way.foreseen is not None]
-    assert prices == sorted(prices)
-    assert len(prices) == len(others) == len([item for item in decision.candidates if not item.infeasible])
-    first, iterations = others[0].foreseen, decision.chosen.iterations
-    assert first is not None
-    assert iterations is not None
-    assert (first.low, first.high) == (iterations.low, iterations.high)
+def grid_of(side: int, b: int = 128) -> TileGrid:
+    return TileGrid(side * b, b)
+
+
+def longest_path(grid: TileGrid, split: Split, seconds: TileSeconds) -> float:
+    """Of the graph, one node after the other."""
+    ends: dict[tuple[int, ...], float] = {}
+    for node in cholesky_nodes(grid, split):
+        began = max((ends[key] for key in node.dependencies), default=0.0)
+        ends[node.key] = began + seconds.of_task(node.key, grid, split)
+    return max(ends.values())
 
 
 @pytest.mark.parametrize(
-    "words",
-    [{"solver": "cg"}, {"precision": "mixed"}, {"solver": "cg", "rank": 500}, {"gram": "on_the_fly", "tol": 1e-5}],
-    ids=str,
+    ("side", "workers", "num_last", "without", "with_it"),
+    [(10, 2, 1, 0.92, 0.98), (20, 32, 2, 0.15, 0.52), (122, 100, 4, 0.27, 0.92)],
 )
-def test_words_hold_in_every_other_way(words: dict[str, Any]) -> None:
-    decision = decided(problem(n=200_000, alpha=1.0), SolverChoice(**words))
-    assert len(decision.others()) > 1
-    for way in decision.others():
-        assert words.get("solver", way.solver) == way.solver
-        assert words.get("precision", way.precision) == way.precision
-        assert words.get("rank", way.rank) == way.rank
-        assert way.iterative.tol == decision.choice.tol
-    excluded = {way.name for way in decision.beyond()}
-    assert not excluded & {way.name for way in decision.others()}
-    assert ("cholesky float64" in excluded) == (words.keys() & {"solver", "precision"} != set())
+def test_figures_of_the_design(side: int, workers: int, num_last: int, without: float, with_it: float) -> None:
+    grid, split = grid_of(side, 2048), Split(num_columns=side, num_last=num_last)
+    assert simulate(grid, Split(), workers, FLOPS).efficiency == pytest.approx(without, abs=0.02)
+    assert simulate(grid, split, workers, FLOPS).efficiency == pytest.approx(with_it, abs=0.02)
+
+
+def test_a_schedule_keeps_its_bounds() -> None:
+    grid, split = grid_of(15, 2048), Split(num_columns=20, num_last=2)
+    alone, many = (simulate(grid, split, workers, FLOPS, window=10**6) for workers in (1, 500))
+    path = longest_path(grid, split, FLOPS)
+    assert alone.efficiency == pytest.approx(1)
+    assert many.seconds == pytest.approx(path)
+    three = simulate(grid, split, 3, FLOPS, window=10**6)
+    assert max(path, alone.seconds / 3) * (1 - 1e-12) <= three.seconds <= alone.seconds / 3 + path
+
+
+def test_tiles_for_many_workers() -> None:
+    n, workers = 30_000, 32
+    usual = choose_tile_size(n, 10, None, 8, workers)
+    b = choose_tiles(n, 10, None, workers, *WAY, usual)
+
+    def seconds(edge: int) -> float:
+        tile = TileSeconds.of(nominal_machine(workers), edge, *WAY)
+        return simulate(TileGrid(n, edge), choose_split(n, edge, workers, *WAY), workers, tile).seconds
+
+    assert seconds(b) <= seconds(usual)
+    assert seconds(b) < 0.8 * seconds(2048)
+    limit = int(task_bytes(384, 10) / 0.8)
+    assert choose_tiles(n, 10, limit, workers, *WAY, 256) <= 384
+
+
+def test_the_table_of_the_readme_has_a_row_for_each_number_of_workers() -> None:
+    from tests.benchmarks.schedule import table
+
+    lines = table((20_000,), (8, 16))
+    assert len(lines) == 4
+    assert lines[2].startswith("| 20,000 | 8 |")
+    assert {line.count("|") for line in lines} == {9}

@@ -10,7 +10,7 @@ from scipy.linalg import eigh
 from threadpoolctl import threadpool_limits
 
 from dkrr.kernels import make_kernel
-from dkrr.selection.path import AlphaPath, AlphaSearch
+from dkrr.selection.cv import AlphaPath, AlphaSearch
 from tests.measure.figures import Judge, scaled
 
 pytestmark = [pytest.mark.measure, pytest.mark.timeout(7200)]

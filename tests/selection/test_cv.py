@@ -130,7 +130,7 @@ def test_folds_are_refits(name: str, fit_intercept: bool, scoring: Any) -> None:
         (GroupKFold(3), ParameterError, "groups"),
         (np.zeros(N), DataError, "cv has labels .* fewer than 2"),
         (np.zeros(5), DataError, "cv has labels .*120, 5"),
-        ([(np.arange(5), np.array([N]))], DataError, "from 120 to 120"),
+        ([(np.arange(5), np.array([N]))], DataError, "index 120 is out of bounds"),
         ([(np.arange(5), np.array([], dtype=int))], DataError, "no training or no test rows"),
         ([], DataError, "no folds"),
     ],
@@ -169,20 +169,6 @@ def test_an_alpha_that_is_too_small_is_named() -> None:
     for alphas in ([0.0, 1.0], np.linspace(0, 1, 30)):
         with pytest.raises(NotPositiveDefiniteError, match="alpha 0"):
             KernelRidgeCV(alphas, kernel="rbf").fit(doubled, np.vstack([Y, Y]))
-
-
-def test_a_score_must_be_a_number() -> None:
-    with pytest.raises(DataError, match="leave-one-out predictions is nan"):
-        KernelRidgeCV(scoring=lambda *_: float("nan")).fit(X, Y)
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [{"alphas": []}, {"alphas": [-1.0]}, {"alphas": "small"}, {"alpha_per_target": 1}, {"precision": "float32"}],
-)
-def test_parameters_are_checked(parameters: dict[str, Any]) -> None:
-    with pytest.raises(ParameterError):
-        KernelRidgeCV(**parameters).fit(X, Y)
 
 
 # --- through tiles, and in feature space ---------------------------------------------------------------------------
@@ -258,10 +244,3 @@ def test_primal_chooses_what_the_dual_chooses(tmp_path: Path, kernel: str, in_me
     np.testing.assert_array_equal(primal.alpha_, dual.alpha_)
     np.testing.assert_allclose(primal.scores_, dual.scores_, rtol=1e-8)
     np.testing.assert_allclose(primal.predict(Z), dual.predict(Z), rtol=1e-7, atol=1e-9)
-
-
-def test_primal_keeps_results() -> None:
-    dual, primal = (
-        KernelRidgeCV(GRID, store_cv_results=True, solver=name).fit(X, Y[:, 0]) for name in ("auto", "primal")
-    )
-    np.testing.assert_allclose(primal.cv_results_, dual.cv_results_, rtol=1e-7)
