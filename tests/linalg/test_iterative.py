@@ -214,7 +214,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
     rows(tmp_path)
     expected, _ = solve(tmp_path)
     monkeypatch.setattr("dkrr.engine.tasks.time.sleep", lambda seconds: None)
-    with failing_at("cg.checkpoint.before_write:1:eio") as points:
+    with failing_at("write*/state.npz:1:eio") as points:
         lasts_from(points, 4, monkeypatch)
         with pytest.raises(StoreError, match="cannot use its storage"):
             solve(tmp_path)
