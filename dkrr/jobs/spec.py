@@ -152,9 +152,8 @@ class EvaluateSpec(HeldOutRows):
 
     mask_column: Column = 0
     metric: Literal["rmse", "r2", "accuracy", "balanced_accuracy", "log_loss", "pinball"] | None = None
-    leave_one_out: Annotated[bool, BeforeValidator(lambda value: value == "exact" or value)] | None = (
-        None  # the word of earlier jobs
-    )
+    # "exact" is the word of earlier jobs
+    leave_one_out: Annotated[bool, BeforeValidator(lambda value: value == "exact" or value)] | None = None
     intervals: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     @model_validator(mode="after")
