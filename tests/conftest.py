@@ -14,6 +14,10 @@ import pytest
 
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"  # before NumPy loads: OpenBLAS reads it once, and the tests run next to worker processes
+# processes that tests start find the hook for their faults there, and what is tested
+_here = Path(__file__).parent
+_paths = [str(_here / "hooks"), str(_here.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+os.environ["PYTHONPATH"] = os.pathsep.join(_paths)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

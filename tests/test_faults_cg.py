@@ -127,16 +127,16 @@ class Fit:
 @pytest.mark.parametrize(
     ("site", "action"),
     [
-        ("chunk.before_read", "estale"),
-        ("chunk.before_write", "eio"),
-        ("chunk.mid_write", "enospc"),
-        ("chunk.after_write", "eio"),
+        ("read*/c/*", "estale"),
+        ("draft*/c/*", "eio"),
+        ("write*", "enospc"),
+        ("written*/c/*", "eio"),
     ],
 )
 def test_every_access_may_fail_once(site: str, action: str, tmp_path: Path) -> None:
     """A task tries again, so that one failure within a task is not even noticed; elsewhere it ends the fit with E."""
     outcomes = []
-    for number in range(1, 4000, 59 if site == "chunk.before_read" else 37):
+    for number in range(1, 4000, 59 if site == "read*/c/*" else 37):
         fit = Fit(tmp_path / str(number))
         with failing_at(f"{site}:@{number}:{action}") as points:
             outcomes.append(attempt(fit.run, "T"))
@@ -157,7 +157,7 @@ def test_a_disk_that_stays_full_ends_the_fit_and_a_larger_one_continues_it(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fit = Fit(tmp_path / "fit")
-    with failing_at("chunk.mid_write:1:enospc") as points:
+    with failing_at("write*:1:enospc") as points:
         lasts_from(points, number, monkeypatch)
         with pytest.raises(StorageFullError) as caught:
             fit.run()
@@ -170,7 +170,7 @@ def test_a_disk_that_stays_full_ends_the_fit_and_a_larger_one_continues_it(
 @pytest.mark.usefixtures("no_pauses")
 def test_a_full_disk_at_a_checkpoint_says_how_much_is_missing(tmp_path: Path) -> None:
     fit = Fit(tmp_path / "fit")
-    with failing_at("cg.checkpoint.before_write:1:enospc"), pytest.raises(StorageFullError) as caught:
+    with failing_at("write*/state.npz:1:enospc"), pytest.raises(StorageFullError) as caught:
         fit.run()
     assert f"about {3 * N * 2 * 8:,} bytes are still to be written" in caught.value.message
     fit.run()
@@ -205,7 +205,7 @@ LARGE = 600
 def test_workers_are_killed_in_every_phase(tmp_path: Path) -> None:
     """After a pair was computed, after it was written, and before a file has its name."""
     fit, once = Fit(tmp_path / "fit", n=LARGE), tmp_path / "once"
-    sites = ["multiply.pair.after_compute:@9", "multiply.pair.after_write:@23", "chunk.mid_write:@31"]
+    sites = ["compute.multiply.pair:@9", "written*/c/*:@23", "write*/c/*:@31"]
     with cluster(";".join(f"{site}:sigkill" for site in sites), once) as client:
         fit.run_on(client)
     assert {path.name for path in once.iterdir()} == {"0", "1", "2"}
@@ -217,6 +217,6 @@ def test_workers_are_killed_in_every_phase(tmp_path: Path) -> None:
 def test_what_memory_does_to_a_product_is_found(fault: str, tmp_path: Path) -> None:
     """A flipped bit is finite: the true residual finds it, or the direction does."""
     fit = Fit(tmp_path / "fit")
-    with failing_at(f"seed=0;multiply.pair.after_compute:{fault}"):
+    with failing_at(f"seed=0;compute.multiply.pair:{fault}"):
         assert attempt(fit.run, "T") in "ET"
     fit.run()

@@ -38,7 +38,6 @@ from dkrr.dataset.dataset import (
 )
 from dkrr.dataset.rows import DIGEST_ROWS, Floats, RowArray, RowSummary, default_rows_per_chunk
 from dkrr.errors import DataError, ParameterError, StoreError
-from dkrr.store.failpoints import failpoint
 from dkrr.store.files import (
     check_space,
     children,
@@ -320,9 +319,7 @@ class DatasetWriter:
                 "arrays": {name: summary.to_dict() for name, summary in self._summaries.items()},
                 "earlier": _earlier_versions(found),
             }
-            failpoint("dataset.before_pointer")
             self._write_attributes(self._attributes)
-        failpoint("dataset.after_pointer")
         return open_dataset(self.location)
 
 

@@ -59,7 +59,6 @@ from dkrr.linalg.products import check_training_rows
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.chunks import ChunkArray
-from dkrr.store.failpoints import failpoint
 from dkrr.store.files import place, read_json, remove_array, storage_errors, write_json
 from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileGrid, TileMatrix
@@ -666,7 +665,6 @@ class _Attempts:
         # last: a fit that is killed before tries the same way again
         record = {"given_up": workspace.given_up, "next": following.way, "useless": solve.store}
         write_json(self.location, RECORD, record)
-        failpoint("fit.given_up.after_record")
         logger.warning("%s", sentence)
 
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -51,7 +52,6 @@ from dkrr.linalg.blocks import (
 )
 from dkrr.linalg.solution import IterativeSettings
 from dkrr.linalg.workspace import retried
-from dkrr.store.failpoints import failpoint
 from dkrr.store.files import delete_key, read_key, write_key
 
 logger = logging.getLogger("dkrr.linalg.cg")
@@ -190,7 +190,6 @@ class Checkpoint:
         np.savez(file, fingerprint=np.array(self.fingerprint), **vars(state))
 
         def write(_: CGState) -> bool:
-            failpoint("cg.checkpoint.before_write")
             write_key(self.location, "state.npz", file.getbuffer(), durable=self.durable)
             return True
 
@@ -427,7 +426,7 @@ class _System:
         p = take(state.p, active)
         product = self._product(p, self.alpha[active], exact=False)
         curvature, square = dots(p, product), dots(p, p)
-        failpoint("cg.float32.curvature" if self.in_float32 else "cg.float64.curvature", curvature)
+        sys.audit("dkrr.compute", "cg.float32.curvature" if self.in_float32 else "cg.float64.curvature", curvature)
         floor = ROUNDING * (self.norm() + self.alpha[active]) if self.norm is not None else np.zeros_like(curvature)
         missing = np.where(np.isnan(curvature), -np.inf, curvature - floor * square)
         if not (missing > 0).all():
@@ -486,7 +485,7 @@ class _System:
         r = take(state.r, active)
         z = self.precondition.apply(r, self.alpha[active])
         rz = dots(r, z)
-        failpoint("cg.preconditioned", rz)
+        sys.audit("dkrr.compute", "cg.preconditioned", rz)
         if not (rz > 0).all():
             worst = int(np.argmin(np.where(np.isnan(rz), -np.inf, rz)))
             raise PreconditionerError(

@@ -73,7 +73,6 @@ from dkrr.linalg.rpcholesky import block_size, grow
 from dkrr.linalg.solution import IterativeSettings
 from dkrr.linalg.workspace import Operand, Operands, Owners, Pass, Workspace, is_here, repaired
 from dkrr.store.chunks import ChunkArray, on_release
-from dkrr.store.failpoints import failpoint
 from dkrr.store.files import local_root, place, remove_array
 from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileGrid, TileMatrix
@@ -405,8 +404,6 @@ class LowRank:
         pivots = np.hstack([known, lower])
         self._pivots[first : first + len(pivots), : pivots.shape[1]] = pivots
         panel = self._panel(p, slice(first, first + len(pivots)), self.workspace)
-        if not all(panel.array.is_valid((c, 0)) for c in range(grid.num_tiles)):
-            failpoint("precondition.pivots.before_write")
 
         def explain(c: int, part: Floats) -> None:
             block, span = part[: grid.rows(c)], grid.span(c)

@@ -36,7 +36,6 @@ from dkrr.linalg.solution import Solution
 from dkrr.markup import facts_html, lines_text, named
 from dkrr.models.uncertainty import VarianceSystems, find_variance_systems, interval, standard_deviation
 from dkrr.store.documents import MANIFEST, check_manifest, manifest_digest, refuse_links, write_manifest
-from dkrr.store.failpoints import failpoint
 from dkrr.store.files import (
     check_place,
     is_below,
@@ -414,7 +413,6 @@ class Model:
                 beside = root.with_name(f"{root.name}.{uuid.uuid4().hex}.partial")
                 try:
                     self._write(str(beside))
-                    failpoint("model.before_pointer")
                     put_in_place(beside, root)
                 finally:
                     shutil.rmtree(beside, ignore_errors=True)
@@ -426,7 +424,6 @@ class Model:
                     raise StoreError(f"the rows of this model are read from {path}", hint="save it at another address")
                 remove_array(path)  # the metadata first; also what a save that was interrupted left
                 self._write(path)
-            failpoint("model.after_pointer")
 
     def _write(self, store: Any) -> None:
         for name, rows in self._arrays().items():
@@ -435,8 +432,6 @@ class Model:
             )
             for number, (start, stop) in enumerate(copy.blocks()):
                 copy.write_chunk(number, rows.read(start, stop))
-        if local_root(store) is None:
-            failpoint("model.before_pointer")
         attributes = {"format": FORMAT, "format_version": FORMAT_VERSION} | self._attributes()
         write_json(store, "zarr.json", {"zarr_format": 3, "node_type": "group", "attributes": attributes})
         write_manifest(store)

@@ -373,11 +373,14 @@ def meanwhile_at(monkeypatch: pytest.MonkeyPatch, site: str, act: Callable[[], o
     """Act once when a save gets to ``site``."""
     todo = [act]
 
-    def reached(name: str, array: Any = None) -> None:
-        if name == site and todo:
-            todo.pop()()
+    put_in_place = dkrr.models.model.put_in_place
 
-    monkeypatch.setattr(dkrr.models.model, "failpoint", reached)
+    def reached(*arguments: Any) -> None:
+        if todo:
+            todo.pop()()
+        put_in_place(*arguments)
+
+    monkeypatch.setattr(dkrr.models.model, "put_in_place", reached)
 
 
 @pytest.mark.parametrize("overwrite", [False, True], ids=["new", "replaced"])

@@ -176,7 +176,7 @@ def test_without_a_first_file_the_batches_alone_make_it_again(tmp_path: Path) ->
         project.run()
     digest = dkrr.open_dataset(project.folder / "rows.zarr").digest
     shutil.rmtree(project.folder / "rows.zarr")
-    for interruption in ("retrain.append.before:@2:eio", "retrain.append.before_record:@1:eio"):
+    for interruption in ("write*/batches.json:@1:eio",) * 2:
         with failing_at(interruption), pytest.raises(OSError, match="failpoint"):
             project.run()
     project.run()
@@ -313,7 +313,7 @@ def test_one_file_that_is_written_anew_each_night_begins_with_the_first_rows(tmp
     project.document["data"] |= {"path": "night.csv"}
     for night in (1, 2, 3):
         project.deliver("night", seed=night).rename(project.folder / "night.csv")
-        faults = failing_at("retrain.stage.before:1:eio") if night == 1 else contextlib.nullcontext()
+        faults = failing_at("write*/batches.json:1:eio") if night == 1 else contextlib.nullcontext()
         with faults, contextlib.suppress(OSError):
             project.run()
         assert project.run().outcome in ("promoted", "kept", "nothing new")
