@@ -131,6 +131,13 @@ def lines_text(first: str, *more: str) -> str:
     return "\n  ".join(cut(line) for line in (first, *more))
 
 
+def facts_text(facts: Iterable[tuple[str, object]], title: str = "") -> str:
+    """Names and values as two aligned columns below a title; nothing is cut, so lines can be searched."""
+    rows = list(facts)
+    width = max((len(name) for name, _ in rows), default=0)
+    return "\n".join([title] * bool(title) + [f"  {name:<{width}}  {value}" for name, value in rows])
+
+
 def facts_html(title: str, facts: Iterable[tuple[str, object]], note: str = "") -> str:
     """Names and values as a table with a title; ``note`` is a sentence below it.
 

@@ -29,37 +29,6 @@ from dkrr.errors import DkrrError
 from dkrr.store import objects
 from tests.hooks import failpoints
 
-__all__ = [
-    "DAMAGES",
-    "Command",
-    "Fault",
-    "FaultyStore",
-    "InTurn",
-    "Run",
-    "Spoiling",
-    "Twice",
-    "attempt",
-    "chunk_files",
-    "contents",
-    "delete",
-    "descendants",
-    "end_commands",
-    "failing_at",
-    "finish",
-    "flip",
-    "kill_all_workers",
-    "kill_worker",
-    "lasts_from",
-    "objects_in_memory",
-    "stopped",
-    "swap",
-    "times",
-    "truncate",
-    "wait_until",
-    "worker_pids",
-    "zero",
-]
-
 # --- a store that fails -----------------------------------------------------------------------------------------------
 
 GET_KINDS = ("error", "stale", "short", "missing", "flip")
@@ -317,22 +286,6 @@ def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
     return value
 
 
-def worker_pids(client: Any) -> dict[str, int]:
-    """Process id of every worker, by address."""
-    return dict(client.run(os.getpid))
-
-
-def kill_worker(pid: int) -> None:
-    """SIGKILL, as the kernel does when memory runs out."""
-    os.kill(pid, signal.SIGKILL)
-
-
-def kill_all_workers(client: Any) -> None:
-    """All at once; their nannies start others."""
-    for pid in worker_pids(client).values():
-        kill_worker(pid)
-
-
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
     """A process that stands still while the block runs, and then goes on where it was: a zombie writer."""
@@ -360,7 +313,6 @@ class Command:
     failpoints: str = ""
     once: Path | None = None
     environment: dict[str, str] = field(default_factory=dict)
-    prefix: list[str] = field(default_factory=list)
 
     def start(self) -> subprocess.Popen[str]:
         variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **self.environment}
@@ -370,7 +322,7 @@ class Command:
         if self.once is not None:
             variables["DKRR_FAILPOINTS_ONCE"] = str(self.once)
         process = subprocess.Popen(
-            [*self.prefix, sys.executable, "-m", "dkrr.cli", *self.arguments],
+            [sys.executable, "-m", "dkrr.cli", *self.arguments],
             env=variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -3,138 +3,56 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from html.parser import HTMLParser
-
-__all__ = ["SECTIONS", "Page", "outside_references", "parse_page"]
+import xml.etree.ElementTree as ET
+from functools import cached_property
 
 SECTIONS = (
     "asked", "data", "time", "memory", "rate", "convergence", "residuals", "held-out", "plan", "reuse", "versions",
     "events",
 )  # fmt: skip
-_VOID = {"meta", "link", "br", "hr", "img", "input"}
-_REFERS = {
-    "href",
-    "src",
-    "srcset",
-    "action",
-    "data",
-    "poster",
-    "xlink:href",
-    "formaction",
-    "background",
-    "ping",
-    "cite",
-}
+_RUNS = {"script", "iframe", "object", "embed", "base", "form", "audio", "video", "img", "image", "foreignObject"}
+_REFERS = {"href", "src", "srcset", "action", "data", "poster", "formaction", "background", "ping", "cite"}
 
 
-@dataclass
 class Page:
-    """What a reader, or a program that reads aloud, finds."""
+    """What a reader, or a program that reads aloud, finds in a page; one that is no well-formed XML is an error."""
 
-    text: str
-    sections: dict[str, str] = field(default_factory=dict)
-    titles: dict[str, str] = field(default_factory=dict)
-    tags: list[tuple[str, dict[str, str]]] = field(default_factory=list)
-    ids: list[str] = field(default_factory=list)
-    headings: list[tuple[int, str]] = field(default_factory=list)
-    pictures: list[dict[str, str]] = field(default_factory=list)
-    mistakes: list[str] = field(default_factory=list)
+    def __init__(self, text: str) -> None:
+        self.text, self.root = text, ET.fromstring(text.removeprefix("<!DOCTYPE html>"))  # noqa: S314  (ours)
+
+    @cached_property
+    def tags(self) -> list[tuple[str, dict[str, str]]]:
+        return [(item.tag, item.attrib) for item in self.root.iter()]
+
+    @property
+    def ids(self) -> list[str]:
+        return [attributes["id"] for _, attributes in self.tags if "id" in attributes]
+
+    @property
+    def sections(self) -> dict[str, str]:
+        return {item.attrib["id"]: words(item) for item in self.root.iter("section")}
+
+    @property
+    def headings(self) -> list[tuple[int, str]]:
+        return [(int(item.tag[1]), words(item)) for item in self.root.iter() if re.fullmatch(r"h\d", item.tag)]
 
     def count(self, tag: str) -> int:
         """How many elements of this kind there are."""
         return sum(name == tag for name, _ in self.tags)
 
 
-class _Parser(HTMLParser):
-    def __init__(self, page: Page) -> None:
-        super().__init__(convert_charrefs=True)
-        self.page = page
-        self.open: list[str] = []
-        self.section = ""
-        self.picture: dict[str, str] | None = None
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        found = {name: value or "" for name, value in attributes}
-        self.page.tags.append((tag, found))
-        if "id" in found:
-            self.page.ids.append(found["id"])
-        if tag == "section":
-            self.section = found.get("id", "?")
-            self.page.sections[self.section] = ""
-        if tag in ("h1", "h2", "h3"):
-            self.page.headings.append((int(tag[1]), ""))
-        if tag == "svg":
-            self.picture = {"labelled": found.get("aria-labelledby", ""), "role": found.get("role", "")}
-            self.page.pictures.append(self.picture)
-        if self.picture is not None and tag in ("title", "desc") and self.open[-1:] == ["svg"]:
-            self.picture[f"{tag} id"] = found.get("id", "")
-        if tag not in _VOID and not self.get_starttag_text().endswith("/>"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attributes)
-
-    def handle_endtag(self, tag: str) -> None:
-        if not self.open or self.open[-1] != tag:
-            self.page.mistakes.append(f"</{tag}> at line {self.getpos()[0]} while {self.open[-3:]} are open")
-            return
-        self.open.pop()
-        if self.section and tag in ("td", "th", "text", "p", "caption", "figcaption", "title", "desc"):
-            self.page.sections[self.section] += " "
-        if tag == "section":
-            self.section = ""
-        if tag == "svg":
-            self.picture = None
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] == "style":
-            return
-        if self.section:
-            self.page.sections[self.section] += data
-        if self.open and self.open[-1] in ("h1", "h2", "h3", "span") and self.page.headings:
-            level, text = self.page.headings[-1]
-            if any(name in self.open for name in ("h1", "h2", "h3")):
-                self.page.headings[-1] = (level, text + data)
-        if self.picture is not None and self.open[-2:] in (["svg", "title"], ["svg", "desc"]):
-            self.picture[self.open[-1]] = self.picture.get(self.open[-1], "") + data
-
-
-def parse_page(text: str) -> Page:
-    """Read a page; what is not closed, or closed twice, is among its mistakes."""
-    page = Page(text)
-    parser = _Parser(page)
-    parser.feed(text)
-    parser.close()
-    if parser.open:
-        page.mistakes.append(f"{parser.open} are never closed")
-    for name, words in page.sections.items():
-        page.sections[name] = re.sub(r"\s+", " ", words).strip()
-    return page
+def words(item: ET.Element) -> str:
+    """The text of an element, its parts set apart."""
+    return " ".join(" ".join(item.itertext()).split())
 
 
 def outside_references(page: Page) -> list[str]:
     """Everything that a browser could fetch or run: addresses, scripts, handlers, styles that import."""
-    found = []
+    found = [f"<{tag}>" for tag, _ in page.tags if tag in _RUNS]
     for tag, attributes in page.tags:
-        if tag in (
-            "script",
-            "iframe",
-            "object",
-            "embed",
-            "base",
-            "form",
-            "audio",
-            "video",
-            "img",
-            "image",
-            "foreignobject",
-        ):
-            found.append(f"<{tag}>")
         for name, value in attributes.items():
-            if name in _REFERS and not value.startswith("#") and value != "data:,":
-                found.append(f"{tag} {name}={value!r}")
-            if name.startswith("on") or (name == "style" and "url(" in value):
+            refers = name.rpartition("}")[2] in _REFERS and not value.startswith("#") and value != "data:,"
+            if refers or name.startswith("on") or (name == "style" and "url(" in value):
                 found.append(f"{tag} {name}={value!r}")
     for style in re.findall(r"<style>(.*?)</style>", page.text, re.DOTALL):
         found += re.findall(r"url\([^)]*\)|@import[^;]*|@font-face", style)

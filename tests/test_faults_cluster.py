@@ -6,7 +6,6 @@ Always: no tile that was valid is written again.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -16,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +26,10 @@ from distributed import Client
 
 from dkrr.dataset import ingest, open_dataset
 from dkrr.engine.cluster import blas_of, checked_executor, local_cluster
-from dkrr.engine.machine import worker_environment
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import ClusterError, DkrrError, WorkerLostError
 from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.linalg.direct import factorise
-from dkrr.linalg.gram import verify_factor
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import Model, load_model
 from dkrr.models.prediction import predict_dataset
@@ -44,11 +40,8 @@ from tests.faults import (
     descendants,
     end_commands,
     finish,
-    kill_all_workers,
-    kill_worker,
     times,
     wait_until,
-    worker_pids,
 )
 from tests.linalg.helpers import operator, rows
 
@@ -141,7 +134,7 @@ def undisturbed(rows_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return fit.state()
 
 
-def once_at(phase: str, done: int, action: Callable[[], None]) -> tuple[Callable[..., None], threading.Event]:
+def once_at(phase: str, done: int, action: Callable[[], Any]) -> tuple[Callable[..., None], threading.Event]:
     """A progress callback that calls ``action`` once, when ``done`` tasks of ``phase`` have finished; and whether."""
     happened = threading.Event()
 
@@ -168,11 +161,11 @@ def test_a_worker_is_killed_in_every_phase(rows_folder: Path, undisturbed: dict[
 def test_all_workers_are_killed_and_come_back(rows_folder: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     fit = Fit(rows_folder, tmp_path / "fit")
     with cluster() as client:
-        before = set(worker_pids(client).values())
-        progress, happened = once_at("factorise", 30, lambda: kill_all_workers(client))
+        before = set(client.run(os.getpid).values())
+        progress, happened = once_at("factorise", 30, lambda: [os.kill(pid, signal.SIGKILL) for pid in before])
         fit.run(client, progress)
         assert happened.is_set()
-        assert not before & set(worker_pids(client).values())
+        assert not before & set(client.run(os.getpid).values())
     assert fit.state() == undisturbed
 
 
@@ -188,28 +181,6 @@ def test_a_worker_that_stands_still_is_replaced(
         fit.run(client)
         assert list(once.iterdir())
     assert fit.state() == undisturbed
-
-
-def test_a_zombie_that_wakes_up_writes_what_was_there(
-    rows_folder: Path, undisturbed: dict[str, bytes], tmp_path: Path
-) -> None:
-    """Stopped right before it writes a tile, given up by the scheduler, without a nanny; woken when all is done."""
-    fit, once = Fit(rows_folder, tmp_path / "fit"), tmp_path / "once"
-    with (
-        foreign_cluster(tmp_path / "scheduler", "compute.cholesky.tile:@10:sigstop", once, nannies=False) as processes,
-        Client(processes.address, set_as_default=False) as client,
-    ):
-        client.wait_for_workers(2, timeout=60)
-        pids = worker_pids(client)
-        fit.run(client)
-        (zombie,) = [pid for pid in pids.values() if psutil.Process(pid).status() == psutil.STATUS_STOPPED]
-        written = times(fit.factor)
-        assert fit.state() == undisturbed
-        os.kill(zombie, signal.SIGCONT)
-        # it goes on with its write, or hears first that nobody wants it any more
-        wait_until(lambda: times(fit.factor) != written or gone([psutil.Process(zombie)]))
-    assert fit.state() == undisturbed
-    assert verify_factor(TileMatrix.open(str(fit.factor))) == []
 
 
 @pytest.mark.short
@@ -301,13 +272,13 @@ def test_faults_at_random(seed: int, rows_folder: Path, undisturbed: dict[str, b
 class Job:
     """A job file in a folder of its own, and what it leaves."""
 
-    def __init__(self, folder: Path, cluster: str = 'workers = 2\nmemory_limit = "1GiB"\n') -> None:
+    def __init__(self, folder: Path) -> None:
         folder.mkdir()
         self.file, self.folder = folder / "job.toml", folder
         self.file.write_text(
             f'[data]\npath = "generate:friedman?n={N}&d=5&seed=0"\nstandardize = true\n'
             '[model]\nkernel = "rbf"\ngamma = 0.05\nalpha = 0.01\n'
-            f"[solver]\ntile_size = {TILE}\n[cluster]\n{cluster}"
+            f'[solver]\ntile_size = {TILE}\n[cluster]\nworkers = 2\nmemory_limit = "1GiB"\n'
         )
 
     def command(self, **options: Any) -> Command:
@@ -341,45 +312,30 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return job.state()
 
 
-@pytest.mark.short
-def test_a_killed_command_continues_where_it_was(expected: Any, tmp_path: Path) -> None:
-    """SIGKILL in the middle of the factorisation: its workers die with it, and the next one finds every valid tile."""
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGKILL, marks=pytest.mark.short), signal.SIGTERM, signal.SIGINT]
+)
+def test_a_command_that_ends_in_the_middle_is_continued(number: signal.Signals, expected: Any, tmp_path: Path) -> None:
+    """Its workers end with it; the next one finds every valid tile, and one that was told to end says so."""
     job = Job(tmp_path / "job")
     process = job.command(failpoints=SLOWLY).start()
     job.wait_for_tiles(25, process)
     workers = descendants(process.pid)
-    process.kill()
-    process.communicate()
-    wait_until(lambda: gone(workers))
-    written = job.tiles()
-    assert 25 <= len(written) < NUM_TILES
-    ended = job.command().run()
-    assert ended.code == 0, ended.err
-    assert job.state() == expected
-    assert written.items() <= job.tiles().items()
-    assert f"{NUM_TILES - len(written)} computed" in ended.out
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_command_that_is_told_to_end_says_how_to_continue(
-    number: signal.Signals, expected: Any, tmp_path: Path
-) -> None:
-    job = Job(tmp_path / "job")
-    process = job.command(failpoints=SLOWLY).start()
-    job.wait_for_tiles(10, process)
-    workers = descendants(process.pid)
     process.send_signal(number)
     ended = finish(process)
-    assert ended.code == 75
-    assert "interrupted" in ended.err
-    assert "start the same command again" in ended.err
+    if number != signal.SIGKILL:
+        assert ended.code == 75
+        assert "interrupted" in ended.err
+        assert "start the same command again" in ended.err
     assert "Traceback" not in ended.err
     wait_until(lambda: gone(workers))
     written = job.tiles()
+    assert 25 <= len(written) < NUM_TILES
     again = job.command().run()
     assert again.code == 0, again.err
     assert job.state() == expected
     assert written.items() <= job.tiles().items()
+    assert f"{NUM_TILES - len(written)} computed" in again.out
 
 
 def test_a_command_may_be_told_to_end_at_any_moment(expected: Any, tmp_path: Path) -> None:
@@ -436,22 +392,18 @@ def test_a_stopped_command_is_replaced_and_then_ends_with_8(expected: Any, tmp_p
     assert job.state() == written
 
 
-def test_a_full_disk_ends_with_3_and_the_bytes_that_are_missing(expected: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("1:enospc", f"about {NUM_TILES * (8 * TILE**2 + 4):,} bytes are still to be written"),
+        ("1:memoryerror", f"tiles of {TILE}: set tile_size = {TILE // 2}"),
+    ],
+)
+def test_what_does_not_suffice_ends_with_3_and_what_would(fault: str, said: str, expected: Any, tmp_path: Path) -> None:
     job = Job(tmp_path / "job")
-    ended = job.command(failpoints="compute.cholesky.tile:1:enospc").run()
+    ended = job.command(failpoints=f"compute.cholesky.tile:{fault}").run()
     assert ended.code == 3, ended.err
-    assert f"about {NUM_TILES * (8 * TILE**2 + 4):,} bytes are still to be written" in ended.err
-    ended = job.command().run()
-    assert ended.code == 0, ended.err
-    assert job.state() == expected
-
-
-def test_too_little_memory_ends_with_3_and_a_smaller_tile(expected: Any, tmp_path: Path) -> None:
-    job = Job(tmp_path / "job")
-    ended = job.command(failpoints="compute.cholesky.tile:1:memoryerror").run()
-    assert ended.code == 3, ended.err
-    assert f"tiles of {TILE}" in ended.err
-    assert f"tile_size = {TILE // 2}" in ended.err
+    assert said in ended.err
     ended = job.command().run()
     assert ended.code == 0, ended.err
     assert job.state() == expected
@@ -474,83 +426,3 @@ def test_an_interrupted_prediction_publishes_nothing(tmp_path: Path) -> None:
     assert ended.code == 0, ended.err
     assert np.load(output).shape == (300, 1) or np.load(output).shape == (300,)
     assert list(tmp_path.glob("p.npy*")) == [output]
-
-
-# --- a scheduler of its own -------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Processes:
-    """A scheduler and workers that others started."""
-
-    address: str
-    scheduler: subprocess.Popen[bytes]
-
-
-@contextmanager
-def foreign_cluster(
-    folder: Path, failpoints: str = SLOWLY, once: Path | None = None, *, nannies: bool = True
-) -> Iterator[Processes]:
-    """A scheduler and two workers as others start them. A silent worker is given up after two seconds."""
-    folder.mkdir()
-    environment = {
-        **os.environ,
-        **worker_environment(),
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "DKRR_FAILPOINTS": failpoints,
-        "DKRR_FAILPOINTS_ONCE": str(once or ""),
-        "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "2s",
-    }
-    processes: list[subprocess.Popen[bytes]] = []
-
-    def start(kind: str, *arguments: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", f"distributed.cli.dask_{kind}", *arguments, "--no-dashboard"]
-        with open(folder / f"{kind}.log", "ab") as log:
-            processes.append(
-                subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-            )
-        return processes[-1]
-
-    file = folder / "scheduler.json"
-    try:
-        scheduler = start("scheduler", "--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(file))
-        wait_until(lambda: file.exists() and file.read_text().endswith("}"))
-        address = json.loads(file.read_text())["address"]
-        worker = [address, "--host", "127.0.0.1", "--nthreads", "1", "--memory-limit", "1GiB", "--death-timeout", "30"]
-        for _ in range(2):
-            start("worker", *worker, *([] if nannies else ["--no-nanny"]), "--local-directory", str(folder))
-        yield Processes(address, scheduler)
-    finally:
-        children = [child for process in processes for child in descendants(process.pid)]
-        for process in reversed(processes):  # the scheduler last: workers would try to reach it
-            process.terminate()
-        for process in processes:
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        for child in children:
-            if child.is_running():
-                child.kill()
-
-
-@pytest.mark.timeout(120)
-def test_a_killed_scheduler_ends_with_6_and_another_one_continues(expected: Any, tmp_path: Path) -> None:
-    with foreign_cluster(tmp_path / "first") as processes:
-        job = Job(tmp_path / "job", f'scheduler = "{processes.address}"\nworkers = 2\n')
-        process = job.command().start()
-        job.wait_for_tiles(20, process)
-        kill_worker(processes.scheduler.pid)
-        ended = finish(process)
-        assert ended.code == 6, ended.err
-        assert "start the same job again" in ended.err
-    written = job.tiles()
-    with foreign_cluster(tmp_path / "second", "") as processes:
-        text = job.file.read_text().splitlines()
-        lines = [f'scheduler = "{processes.address}"' if line.startswith("scheduler") else line for line in text]
-        job.file.write_text("\n".join(lines))
-        ended = job.command().run()
-        assert ended.code == 0, ended.err
-    assert job.state() == expected
-    assert written.items() <= job.tiles().items()

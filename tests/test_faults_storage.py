@@ -28,7 +28,7 @@ from dkrr.errors import (
 )
 from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.linalg.blocks import BlockColumns
-from dkrr.linalg.direct import CholeskyFactor, CholeskySolver, factorise
+from dkrr.linalg.direct import CholeskyFactor, factorise
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import Model, load_model
@@ -319,7 +319,7 @@ def solve(system: RidgeOperator, factor: TileMatrix, store: Any = None) -> np.nd
                 if not rhs.is_valid(i, 0):
                     rhs.write(i, 0, values[system.grid.span(i)])
             work = Workspace(store="", executor=InTurn(), blas="test")
-            u = CholeskyFactor(solver=CholeskySolver(), operator=system, factor=factor, workspace=work).solve(rhs)[0]
+            u = CholeskyFactor(operator=system, factor=factor, workspace=work).solve(rhs)[0]
             return np.vstack([u.read_rows(i) for i in range(system.grid.num_tiles)])
     except (ResidualError, DamagedChunkError, DataError):
         remove_array(store)

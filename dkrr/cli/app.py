@@ -22,7 +22,7 @@ import click
 
 from dkrr import __version__, errors
 from dkrr.errors import told
-from dkrr.markup import size
+from dkrr.markup import facts_text, size
 
 _VERBOSE = "dkrr.verbose"
 MIN_PIPE_WIDTH = 120  # where there is no terminal; paths are neither cut nor wrapped there
@@ -132,30 +132,18 @@ def reading_options(command: Function) -> Function:
 # --- output -----------------------------------------------------------------------------------------------------------
 
 
-def show(as_json: bool, document: Any, facts: Any, title: str | None = None) -> None:
-    """Print what a command has found: one JSON document, or for people a list of facts or something that rich shows."""
+def show(as_json: bool, document: Any, facts: list[tuple[str, Any]], title: str = "") -> None:
+    """Print what a command has found: one JSON document, or names and values for people."""
     if as_json:
         print_json(document)
-    elif isinstance(facts, list):
-        print_facts(facts, title)
     else:
-        print_table(facts)
+        print_facts(facts, title)
 
 
-def print_table(table: Any) -> None:
-    """Print a rich table, or anything else that rich can show."""
-    from rich.console import Console
-
-    width = None if sys.stdout.isatty() else max(MIN_PIPE_WIDTH, Console(width=10_000).measure(table).maximum)
-    Console(file=sys.stdout, width=width).print(table)
-
-
-def print_facts(facts: Iterable[tuple[str, Any]], title: str | None = None) -> None:
-    """Print names and values as two aligned columns; nothing is cut, so lines can be searched."""
-    facts = list(facts)
-    width = max((len(name) for name, _ in facts), default=0)
-    for line in [title] * bool(title) + [f"  {name:<{width}}  {value}" for name, value in facts]:
-        click.echo(line)
+def print_facts(facts: Iterable[tuple[str, Any]], title: str = "") -> None:
+    """Print names and values."""
+    if text := facts_text(facts, title):
+        click.echo(text)
 
 
 def print_json(value: Any) -> None:
@@ -191,13 +179,15 @@ def help_command(context: click.Context, topic: str | None) -> None:
 
 def _print_rows(title: str, rows: Iterable[Iterable[object]], *headers: str) -> None:
     from rich import box
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(*headers, title=Text(title), title_justify="left", box=box.SIMPLE_HEAD)
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
-    print_table(table)
+    width = None if sys.stdout.isatty() else max(MIN_PIPE_WIDTH, Console(width=10_000).measure(table).maximum)
+    Console(file=sys.stdout, width=width).print(table)
 
 
 def _exit_codes() -> list[tuple[int, str, str]]:

@@ -150,7 +150,7 @@ def plan_command(job: str, target: tuple[str | int, ...], reading: dict[str, Any
     from dkrr.jobs.plan import plan
 
     result = plan(spec)
-    show(as_json, result.to_dict(), result.table())
+    show(as_json, result.to_dict(), result.facts(), "plan")
     result.check()
 
 
@@ -171,7 +171,7 @@ def fit_command(job: str, target: tuple[str | int, ...], reading: dict[str, Any]
 
     with resumable(), ProgressDisplay() as progress:
         summary = fit_job(spec, progress=progress, source=path.read_bytes())
-    show(as_json, summary.to_dict(), summary.table())
+    show(as_json, summary.to_dict(), summary.facts(), "fit")
 
 
 @main.command("tune")
@@ -195,7 +195,7 @@ def tune_command(job: Path, output: Path, as_json: bool, **options: Any) -> None
 
     with resumable(), ProgressDisplay() as progress:
         summary = tune_job(spec, output, progress=progress, **options)
-    show(as_json, summary.to_dict(), summary.table())
+    show(as_json, summary.to_dict(), summary.facts(), "tune")
     click.echo(summary.where, err=as_json)
 
 

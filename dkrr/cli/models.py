@@ -15,7 +15,7 @@ from dkrr.errors import StoreError
 from dkrr.jobs.run_directory import RunDirectory, find_run
 from dkrr.jobs.status import look_once
 from dkrr.markup import kernel_words, size
-from dkrr.store.files import children, is_url, join, name_of, read_json
+from dkrr.store.files import children, is_url, join, name_of
 
 if TYPE_CHECKING:
     from dkrr.jobs.garbage import Garbage
@@ -162,12 +162,10 @@ def model_location(text: str, registry: str | None = None, *, finished: bool = F
     reference = parse_reference(text)
     if reference is not None:
         return _open(registry, reference.name).resolve(reference.selector).model_path
-    run, inside, is_zarr = RunDirectory(text), join(text, "model.zarr"), name_of(text).endswith(".zarr")
-    is_array = is_zarr or os.path.isfile(join(text, "zarr.json"))
-    if is_url(text) and (is_zarr or read_json(inside, "zarr.json") is None):
-        return text
-    if not is_url(text) and not os.path.isdir(inside):
-        if is_array and os.path.isdir(text):
+    run, inside = RunDirectory(text), join(text, "model.zarr")
+    if not run.has("model.zarr/zarr.json"):
+        is_array = name_of(text).endswith(".zarr") or run.has("zarr.json")
+        if is_url(text) or (is_array and os.path.isdir(text)):
             return text  # what may be wrong with it is said where it is read
         try:
             run = find_run(text)
@@ -218,10 +216,9 @@ def info_command(path: str, whole: bool, as_json: bool) -> None:
     found, problems = describe(path), verify(path) if whole else []
     document = {"kind": found.kind, "path": found.path, **found.facts} | ({"problems": problems} if whole else {})
     facts = [(name, kernel_words(value) if name == "kernel" else value) for name, value in found.facts.items()]
+    facts += [("", f"problem: {problem}") for problem in problems]
+    facts += [("", "verified: everything is there and unchanged")] * (whole and not problems)
     show(as_json, document, facts, title=f"{found.kind} {found.path}")
-    lines = [f"problem: {problem}" for problem in problems] or ["verified: everything is there and unchanged"] * whole
-    for line in lines * (not as_json):
-        click.echo(f"  {line}")
     if problems:
         raise StoreError(
             f"{found.path} has {len(problems)} problem{'s' if len(problems) > 1 else ''}",

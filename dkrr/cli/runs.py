@@ -37,7 +37,7 @@ class ProgressDisplay:
     """Shows the progress of a run while the ``with`` block lasts.
 
     It is the callback ``progress(phase, done, total, flops_done, flops_total)`` of the engine. A run hands over a
-    function that says how it stands (:meth:`attach`); what predicts or searches has its phase alone.
+    function that says how it stands (:meth:`attach`); what predicts or searches has its phases alone.
 
     Parameters
     ----------
@@ -50,10 +50,9 @@ class ProgressDisplay:
     def __init__(self, stream: IO[str] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.stream = stream if stream is not None else sys.stderr
         self.clock = clock
-        self._look: Callable[[], Status] | None = None
-        self._meter: Meter | None = None
+        self._meter = Meter(Status(state="running"), clock)
+        self._look: Callable[[], Status] = lambda: self._meter.status
         self._live: Any = None
-        self._phase = ""
         self._told: dict[str, int] = {}
         self._last_line = clock()
 
@@ -64,30 +63,33 @@ class ProgressDisplay:
         self.tell()
         self._stop()
 
-    def attach(self, look: Callable[[], Status], *, whole: bool = True) -> None:
-        """Show a run: ``look()`` says how it stands, from any thread, at any time; only its phase if not ``whole``."""
-
-        def draw() -> Any:
-            status = look()
-            facts = live_facts(status) if whole else [("", progress_words(status))]
-            return board(status, facts, *console.size)
-
+    def attach(self, look: Callable[[], Status]) -> None:
+        """Show a run: ``look()`` says how it stands, from any thread, at any time."""
         self._stop()
         self._look, self._told = look, {}
-        if self.stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):  # lines can be drawn again
-            from rich.console import Console
-            from rich.live import Live
+        self._start()
 
-            console = Console(file=self.stream, highlight=False)
-            # results are for whoever reads them, so stdout is left alone; warnings go above the board
-            self._live = Live(
-                console=console,
-                get_renderable=draw,
-                refresh_per_second=REFRESHES_PER_SECOND,
-                transient=True,
-                redirect_stdout=False,
-            )
-            self._live.start()
+    def _start(self) -> None:
+        """Put up the board, where lines can be drawn again."""
+        if not self.stream.isatty() or os.environ.get("TERM") in ("dumb", "unknown"):
+            return
+        from rich.console import Console
+        from rich.live import Live
+
+        def draw() -> Any:
+            status = self._look()
+            return board(status, live_facts(status), *console.size)
+
+        console = Console(file=self.stream, highlight=False)
+        # results are for whoever reads them, so stdout is left alone; warnings go above the board
+        self._live = Live(
+            console=console,
+            get_renderable=draw,
+            refresh_per_second=REFRESHES_PER_SECOND,
+            transient=True,
+            redirect_stdout=False,
+        )
+        self._live.start()
 
     def _stop(self) -> None:
         """Take the board away; the lines stay."""
@@ -96,17 +98,12 @@ class ProgressDisplay:
             self._live = None
 
     def __call__(self, phase: str, done: int, total: int, flops_done: float, flops_total: float) -> None:
-        from dkrr.jobs.status import Meter, Status
-
-        if self._look is None:
-            self._meter = meter = Meter(Status(), self.clock)
-            self.attach(lambda: meter.status, whole=False)
-        if self._meter is not None:
-            self._meter.read(phase, done, total, flops_done, flops_total)
-        elif phase.partition(", ")[0] != self._phase:
-            self._phase = phase.partition(", ")[0]
+        is_new = self._meter.read(phase, done, total, flops_done, flops_total)
+        if self._live is None:
+            self._start()
+        if is_new:
             self.tell()
-        if self._look is not None and self.is_due():
+        if self.is_due():
             self.say(progress_words(self._look()))
 
     def is_due(self, *, now: bool = False) -> bool:
@@ -115,8 +112,7 @@ class ProgressDisplay:
 
     def tell(self) -> None:
         """A line for each phase of a run that ended since the last time."""
-        phases = self._look().phases if self._look is not None and self._meter is None else {}
-        for name, phase in sorted(phases.items(), key=lambda item: int(item[1].get("number", 0))):
+        for name, phase in sorted(self._look().phases.items(), key=lambda item: int(item[1].get("number", 0))):
             times = int(phase.get("times", 1))
             if times > self._told.get(name, 0):
                 self._told[name] = times
@@ -150,7 +146,7 @@ def board(status: Status, facts: list[tuple[str, str]], width: int, height: int)
     return Group(*told)
 
 
-def watch_run(looks: Watch, seconds: float, *, as_json: bool = False) -> Status:
+def watch_run(looks: Watch, *, as_json: bool = False) -> Status:
     """Show a run on stdout until it is over; how it ended.
 
     A terminal has the board. Elsewhere lines are printed: one for each phase that is over, one when state or phase
@@ -170,19 +166,14 @@ def watch_run(looks: Watch, seconds: float, *, as_json: bool = False) -> Status:
                     display.say(sentence(status))
             if status.is_over:
                 return status
-            time.sleep(seconds)
+            time.sleep(LOOK_SECONDS)
             status, shown = looks.look(), what
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 
-def _find(context: click.Context, parameter: click.Parameter, text: str) -> RunDirectory:
-
-    return find_run(text)
-
-
-run_argument = click.argument("run", callback=_find)
+run_argument = click.argument("run", callback=lambda context, parameter, text: find_run(text))
 
 
 @main.command("submit")
@@ -240,7 +231,7 @@ def status_command(run: RunDirectory, watch: bool, as_json: bool) -> None:
         return
 
     with _detaching(run):
-        status = watch_run(Watch(run), LOOK_SECONDS, as_json=as_json)
+        status = watch_run(Watch(run), as_json=as_json)
         if not as_json:
             _print_view(run, status)
 
@@ -293,12 +284,14 @@ def cancel_command(run: RunDirectory) -> None:
     """Ask the driver of RUN to stop; it starts no new tile within 10 s, and `resume` continues it."""
 
     status, name = cancel_run(run), run.shown
-    text = f"{name}: cancel requested; `dkrr wait {name}` waits for the end"
-    if status.is_ended:
-        text = f"{name} is {status.state}; there is nothing to stop"
-    elif status.is_over:
-        text = f"{name} is lost ({status.lost_because}); should its driver wake up, it stops"
-    click.echo(text, err=True)
+    said = f"{name}: cancel requested; `dkrr wait {name}` waits for the end"
+    if status.is_over:
+        said = f"{name} is {status.state}; " + (
+            "there is nothing to stop"
+            if status.is_ended
+            else f"should its driver ({status.lost_because}) wake up, it stops"
+        )
+    click.echo(said, err=True)
 
 
 @main.command("list")

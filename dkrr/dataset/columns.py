@@ -132,37 +132,34 @@ def column_number(table: Table, column: Any, role: str) -> int:
         It does not exist, or may be either of two.
     """
     names, is_text = table.names, isinstance(column, str)
+    if isinstance(column, bool) or not (is_text or hasattr(type(column), "__index__")):
+        raise ParameterError(f"{role} {column!r} is neither a name nor a number", hint="use a column name")
     named = [j for j, name in enumerate(names) if name == str(column)]
+    number = int(column) if is_number(column, names) else None
+    placed = [j for j in range(len(names)) if number in (j, j - len(names))]
     if is_text and len(named) > 1:
         raise ParameterError(
             f"{role} {column!r}: {len(named)} columns of {table.label} have that name", hint="use column numbers"
         )
-    if is_text and named:
-        return named[0]
-    if is_text and not is_number(column, names):
-        shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    found = [*dict.fromkeys(named + placed if len(named) == 1 else placed)]
+    if len(found) > 1:
         raise ParameterError(
-            f"{role} {column!r} is not a column of {table.label} ({shown})",
-            hint=did_you_mean(column, names, "use one of its names, or a column number, and check the delimiter"),
-        )
-    if isinstance(column, bool) or not (is_text or hasattr(type(column), "__index__")):
-        raise ParameterError(f"{role} {column!r} is neither a name nor a number", hint="use a column name")
-    number = int(column)
-    is_place = -len(names) <= number < len(names)
-    if len(named) == 1 and named != [number % len(names)] * is_place:
-        if not is_place:
-            return named[0]
-        raise ParameterError(
-            f"{role} {number} may be column {number % len(names)} of {table.label} ({names[number]!r}) or the one that "
-            f"is called {str(number)!r}, column {named[0]}",
+            f"{role} {number} may be column {placed[0]} of {table.label} ({names[placed[0]]!r}) or the one that is "
+            f"called {str(number)!r}, column {named[0]}",
             hint=f"the text {str(number)!r} means the name; rename the columns to mean a number",
         )
-    if not is_place:
+    if not found and number is None:
+        shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+        raise ParameterError(
+            f"{role} {column!r} is not a column of {table.label}, which has no column {column!r} among {shown}",
+            hint=did_you_mean(column, names, "use one of its names, or a column number, and check the delimiter"),
+        )
+    if not found:
         raise ParameterError(
             f"{role} {number} is not a column of {table.label}; it has columns 0 to {len(names) - 1}",
             hint=f"columns count from 0 to {len(names) - 1}; -1 is the last",
         )
-    return number % len(names)
+    return found[0]
 
 
 def did_you_mean(name: str, names: Iterable[str], otherwise: str) -> str:

@@ -7,11 +7,12 @@ column statistics are gathered on the way, at about the rate of a disk.
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import logging
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -23,10 +24,9 @@ from dkrr.dataset.dataset import Dataset, fields_of, open_dataset
 from dkrr.dataset.rows import Floats
 from dkrr.dataset.sources import open_table
 from dkrr.dataset.table import MISSING_MARKS, Header, Table
-from dkrr.dataset.writer import inspect, tidy, writing
+from dkrr.dataset.writer import claimed, is_finished, writing
 from dkrr.errors import DataError, ParameterError, StoreError, StoreMismatchError, check_whole
 from dkrr.store.files import check_place, overlaps
-from dkrr.store.lease import hold_lock
 
 Missing = Literal["error", "drop"]
 
@@ -138,18 +138,12 @@ def ingest(
     place = source.path if isinstance(source, Dataset) else source
     if all(isinstance(item, str | os.PathLike) for item in (place, dest)) and overlaps(place, dest):
         raise StoreError(f"{dest} and {place} are, or hold, the same files", hint="choose another destination")
-    state = inspect(dest)  # what is not ours gets no lock beside it
-    fitted = open_dataset(dest) if append and state == "complete" else like
-    named = [target, features, weight, None if fitted is None else fitted.names]
+    like = open_dataset(dest) if append and is_finished(dest) else like
+    named = [target, features, weight, None if like is None else like.names]
     text: dict[str, Any] = {"header": header, "delimiter": delimiter, "decimal": decimal, "named": named}
     table = open_table(source, **text, y=y, sample_weight=sample_weight)
-    with contextlib.ExitStack() as stack:
-        if append or state != "complete":  # else rows are compared, and none is written
-            stack.enter_context(hold_lock(dest, wait=wait))
-        existing = open_dataset(dest) if inspect(dest) == "complete" else None
+    with claimed(dest, wait=wait, to_change=append) as existing:
         base = existing if append else None
-        if base is not None:
-            tidy(dest)
         like = base or like
         columns: dict[str, Any] = {"target": target, "features": features, "weight": weight}
         if like is not None:
@@ -163,37 +157,31 @@ def ingest(
             fields = fields_of(like)
         rows = _Rows(table, layout, labels, drop=missing == "drop")
         if existing is not None and base is None:
+            there = fields_of(existing)
             differing = [
-                f"{name}: {getattr(existing, name)!r} there, {value!r} wanted"
+                f"{name}: {there[name]!r} there, {value!r} wanted"
                 for name, value in fields.items()
-                if name != "made_up" and getattr(existing, name) != value
+                if name != "made_up" and there[name] != value
             ]
-            differing = differing or _differing(existing, 0, existing.num_rows, rows)
-            if not differing:
-                return existing
-            raise StoreMismatchError(
-                f"{existing.path} exists with other rows ({'; '.join(differing)})",
-                hint="add to it with append=True, remove it, or choose another destination",
-                fields=differing,
-            )
+            if differing := differing or _differing(existing, 0, existing.num_rows, rows):
+                raise StoreMismatchError(
+                    f"{existing.path} exists with other rows ({'; '.join(differing)})",
+                    hint="add to it with append=True, remove it, or choose another destination",
+                    fields=differing,
+                )
+            return existing
         for found in base.generations if base is not None and label is not None else ():
             if base is not None and found.label == label:
-                if not _differing(base, found.start, found.n, rows):
-                    return base
-                raise StoreMismatchError(
-                    f"generation {found.number} of {base.path} is called {label!r} and holds {found.num_rows:,} other "
-                    f"rows than {table.label}",
-                    hint="give the append another label, or drop that generation first",
-                    fields=["label"],
-                )
-        origin = None if base is None else base.origin
-        options: dict[str, Any] = {
-            "rows_per_chunk": rows_per_chunk,
-            "num_rows": table.num_rows,
-            "before": base,
-            "origin": origin,
-        }
-        with writing(dest, **options, **fields) as writer:
+                if _differing(base, found.start, found.n, rows):
+                    raise StoreMismatchError(
+                        f"generation {found.number} of {base.path} is called {label!r} and holds {found.num_rows:,} "
+                        f"other rows than {table.label}",
+                        hint="give the append another label, or drop that generation first",
+                        fields=["label"],
+                    )
+                return base
+        options: dict[str, Any] = {"rows_per_chunk": rows_per_chunk, "num_rows": table.num_rows, "before": base}
+        with writing(dest, **options, origin=base and base.origin, **fields) as writer:
             for block in rows:
                 writer.add(**block)
             return writer.commit(label, rows.dropped)
@@ -223,37 +211,31 @@ class _Rows:
 
     def __iter__(self) -> Iterator[dict[str, Floats]]:
         table, layout, labels = self.table, self.layout, self.labels
-        targets, label_column = layout.targets, None
-        if labels is not None:
-            (label_column,), targets = targets, ()
+        targets, label_column = (layout.targets, None) if labels is None else ((), layout.targets[0])
         columns = [*layout.features, *targets, *(() if layout.weight is None else (layout.weight,))]
         d, end = len(layout.features), len(layout.features) + len(targets)
-        row, count, is_weighed = 0, 0, layout.weight is None
-        first_bad: tuple[int, int, float] = (0, 0, 0.0)
+        row, count, is_weighed, first_bad = 0, 0, layout.weight is None, (0, 0, 0.0)
         dropped: list[NDArray[np.bool_]] = []
         for values, found in table.blocks(columns, label_column):
             numbers = np.arange(row, row + len(values))
             row += len(values)
+            gone: NDArray[np.bool_] = np.zeros(len(values), dtype=bool)
             if self.drop:
-                gone: NDArray[np.bool_] = np.asarray(np.isnan(values).any(axis=1))
-                if labels is not None and found is not None:
-                    gone |= np.array([labels.is_missing(label) for label in found], dtype=bool)
-                    found = [label for label, is_gone in zip(found, gone, strict=True) if not is_gone]
-                dropped.append(gone)
-                if gone.any():
-                    values, numbers = values[~gone], numbers[~gone]
-            bad = ~np.isfinite(values[:, :end])
-            if bad.any():
-                i, k = (int(place) for place in np.argwhere(bad)[0])
-                first_bad = first_bad if count else (int(numbers[i]), columns[k], float(values[i, k]))
-                count += int(np.count_nonzero(bad))
+                gone |= np.isnan(values).any(axis=1)
+                gone |= np.array([labels.is_missing(label) for label in found or ()], dtype=bool) if labels else False
+            dropped.append(gone)
+            if gone.any():
+                values, numbers, found = values[~gone], numbers[~gone], list(itertools.compress(found or (), ~gone))
+            bad = np.argwhere(~np.isfinite(values[:, :end]))
+            if len(bad) and not count:
+                i, k = bad[0].tolist()
+                first_bad = int(numbers[i]), columns[k], float(values[i, k])
+            count += len(bad)
             if count:
                 continue  # the rest is only counted
             block = {"X": values[:, :d]}
-            if labels is not None and found is not None:
-                block["y"] = labels.encode(found, numbers)
-            elif targets:
-                block["y"] = values[:, d:end]
+            if layout.targets:
+                block["y"] = values[:, d:end] if labels is None else labels.encode(found or (), numbers)
             if layout.weight is not None:
                 block["weight"] = values[:, end:]
                 self._check_weights(block["weight"], numbers)
@@ -264,7 +246,7 @@ class _Rows:
             noun = "1 value that is" if count == 1 else f"{count:,} values that are"
             raise DataError(
                 f"{table.label} has {noun} NaN or infinity; the first is {value} at row {number}, "
-                f"column {column} ({table.names[column]!r}){self._place(number)}",
+                f"column {column} ({table.names[column]!r}){_place(table, number)}",
                 hint="remove these rows (--missing drop or missing='drop' leaves them out when they are ingested), or "
                 "fill the values in; rows and columns count from 0",
                 row=number,
@@ -273,12 +255,12 @@ class _Rows:
             )
         if row == 0:
             raise DataError(f"{table.label} has no rows", hint="check how it was made")
-        if not is_weighed and layout.weight is not None:
+        self._finish(np.concatenate(dropped))
+        if not is_weighed:
             raise DataError(
-                f"all weights of {table.label} are zero (column {table.names[layout.weight]!r})",
+                f"all weights of {table.label} are zero (column {table.names[layout.weight or 0]!r})",
                 hint="give some row a weight",
             )
-        self._finish(np.concatenate(dropped) if dropped else np.zeros(row, dtype=bool))
 
     def _check_weights(self, weights: Floats, numbers: NDArray[np.intp]) -> None:
         bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
@@ -286,30 +268,35 @@ class _Rows:
             number, name = int(numbers[bad[0]]), self.table.names[self.layout.weight or 0]
             raise DataError(
                 f"weight {float(weights[bad[0], 0])} at row {number} of {self.table.label} (column {name!r})"
-                f"{self._place(number)}; finite numbers >= 0 expected",
+                f"{_place(self.table, number)}; finite numbers >= 0 expected",
                 hint="a weight of 0 leaves a row out",
                 row=number,
             )
 
     def _finish(self, gone: NDArray[np.bool_]) -> None:
-        num_dropped, table = int(np.count_nonzero(gone)), self.table
-        if num_dropped:
+        table = self.table
+        if gone.all():
+            raise _nothing_left(table, len(gone), "leave the column out with features=, or check the delimiter")
+        if gone.any():
             first = int(np.argmax(gone))
-            where = table.locate(first) or f"row {first}"
-            if num_dropped == len(gone):
-                raise DataError(
-                    f"all {len(gone):,} rows of {table.label} have missing values, the first in {where}",
-                    hint="leave the column out with features=, or check the delimiter",
-                )
-            text = "%s of %s rows of %s have missing values and are left out, the first in %s"
-            logger.warning(text, f"{num_dropped:,}", f"{len(gone):,}", table.label, where)
+            where = f"{table.label} have missing values and are left out, the first in "
+            where += table.locate(first) or f"row {first}"
+            logger.warning("%s of %s rows of %s", f"{np.count_nonzero(gone):,}", f"{len(gone):,}", where)
         self.dropped = gone if table.dropped is None else table.dropped.copy()
         if table.dropped is not None:
             self.dropped[~table.dropped] = gone
 
-    def _place(self, row: int) -> str:
-        where = self.table.locate(row)
-        return f", {where}" if where else ""
+
+def _place(table: Table, row: int) -> str:
+    """What follows the number of a row, where there is a better word for it."""
+    where = table.locate(row)
+    return f", {where}" if where else ""
+
+
+def _nothing_left(table: Table, num_rows: int, hint: str) -> DataError:
+    """The error of rows that all have missing values."""
+    where = table.locate(0) or "row 0"
+    return DataError(f"all {num_rows:,} rows of {table.label} have missing values, the first in {where}", hint=hint)
 
 
 class _Labels:
@@ -390,11 +377,8 @@ class _Labels:
         if used is None and len(rest) < len(found):
             raise self._no_class(min(found[label] for label in set(found) - rest))
         if row and not rest:
-            raise DataError(
-                f"all {row:,} rows of {self._table.label} have missing values, "
-                f"the first in {self._table.locate(0) or 'row 0'}",
-                hint=f"{self._what} has no class where all features are; check the delimiter",
-            )
+            hint = f"{self._what} has no class where all features are; check the delimiter"
+            raise _nothing_left(self._table, row, hint)
         return rest
 
     def _sorted(self, found: set[Any]) -> list[Any]:
@@ -405,24 +389,24 @@ class _Labels:
         if len(kinds) > 1 or not kinds <= {"text", "numbers"}:
             kind = " and ".join(sorted(kinds))
             raise DataError(f"{self._what} holds {kind}; text or numbers expected", hint="convert it to one of them")
-        if not all(isinstance(_as_number(label), _NUMBERS) for label in found):
-            return sorted(found)
-        numbers: dict[Any, Any] = {}
-        for label in sorted(found):
-            if numbers.setdefault(_as_number(label), label) != label:
-                raise DataError(
-                    f"{self._what} has {numbers[_as_number(label)]!r} and {label!r}, which are one number",
-                    hint="write it in one way, or codes with a letter",
-                )
-        return sorted(numbers)
+        numbers = {label: _as_number(label) for label in sorted(found)}
+        if any(isinstance(number, str) for number in numbers.values()):
+            return list(numbers)
+        counts = Counter(numbers.values())
+        if same := [label for label, number in numbers.items() if counts[number] > 1]:
+            raise DataError(
+                f"{self._what} has {' and '.join(map(repr, same[:2]))}, which are one number",
+                hint="write it in one way, or codes with a letter",
+            )
+        return sorted(numbers.values())
 
     def _no_class(self, row: int) -> DataError:
-        where = f", {place}" if (place := self._table.locate(row)) else ""
+        table, column = self._table, self._column
         return DataError(
-            f"row {row} of {self._table.label}{where}, has no class in column {self._table.names[self._column]!r}",
+            f"row {row} of {table.label}{_place(table, row)}, has no class in column {table.names[column]!r}",
             hint="remove the row (--missing drop or missing='drop'), or name its class",
             row=row,
-            column=self._column,
+            column=column,
         )
 
 

@@ -6,7 +6,6 @@ these rows continue; they are stored and travel with the model.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from dataclasses import dataclass, fields
@@ -16,13 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset.columns import column_number, is_number
-from dkrr.dataset.dataset import Dataset, Mask, fields_of, open_dataset
+from dkrr.dataset.dataset import Dataset, Mask, fields_of
 from dkrr.dataset.rows import Floats, Moments, row_moments
 from dkrr.dataset.sources import open_table
 from dkrr.dataset.table import Header
-from dkrr.dataset.writer import inspect, writing
+from dkrr.dataset.writer import claimed, writing
 from dkrr.errors import DataError, ParameterError, StoreMismatchError
-from dkrr.store.lease import hold_lock
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -155,11 +153,9 @@ def prepare_rows(
         "rows": mask_digest(~mask),
         "scaling": scaling.to_dict() if scaling is not None else "training rows" if standardize else None,
     }
-    with contextlib.ExitStack() as stack:
-        if inspect(dest) != "complete":
-            stack.enter_context(hold_lock(dest, wait=True))
-        if inspect(dest) == "complete":
-            return _reuse(dest, origin)
+    with claimed(dest, wait=True) as existing:
+        if existing is not None:
+            return _reuse(existing, origin)
         dataset.verify()  # a damaged or exchanged chunk must not be copied under a digest of its own
         if scaling is None and standardize:
             scaling = Scaling.of(*(row_moments(part, without=mask) for part in (dataset.X, dataset.targets)))
@@ -169,16 +165,16 @@ def prepare_rows(
             "scaling_rows": dataset.num_rows if scaling_rows is None else scaling_rows,
         }
         num_rows = int(np.count_nonzero(~mask))
-        writer = stack.enter_context(writing(dest, **fields_of(dataset), num_rows=num_rows, origin=origin))
-        for found in dataset.generations:
-            for start, stop in dataset.X.blocks(first=found.start, end=found.n):
-                rows = {name: part[~mask[start:stop]] for name, part in dataset.read_parts(start, stop).items()}
-                if scaling is not None:
-                    rows |= {"X": scaling.apply_x(rows["X"])}
-                    rows |= {"y": scaling.apply_y(rows["y"])} if "y" in rows else {}
-                writer.add(**rows)
-            writer.mark(found.label, number=found.number)
-        return writer.commit(), scaling
+        with writing(dest, **fields_of(dataset), num_rows=num_rows, origin=origin) as writer:
+            for found in dataset.generations:
+                for start, stop in dataset.X.blocks(first=found.start, end=found.n):
+                    rows = {name: part[~mask[start:stop]] for name, part in dataset.read_parts(start, stop).items()}
+                    if scaling is not None:
+                        rows |= {"X": scaling.apply_x(rows["X"])}
+                        rows |= {"y": scaling.apply_y(rows["y"])} if "y" in rows else {}
+                    writer.add(**rows)
+                writer.mark(found.label, number=found.number)
+            return writer.commit(), scaling
 
 
 def mask_digest(keep: Mask) -> str:
@@ -186,8 +182,7 @@ def mask_digest(keep: Mask) -> str:
     return hashlib.sha256(np.packbits(keep).tobytes()).hexdigest()
 
 
-def _reuse(dest: Any, origin: dict[str, Any]) -> tuple[Dataset, Scaling | None]:
-    existing = open_dataset(dest)
+def _reuse(existing: Dataset, origin: dict[str, Any]) -> tuple[Dataset, Scaling | None]:
     found = existing.origin or {}
     differing = [name for name, value in origin.items() if found.get(name) != value]
     if differing:

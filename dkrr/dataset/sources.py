@@ -149,12 +149,10 @@ def _fetch(url: str) -> Path | None:
     None for what is read in place.
     """
     name, parent = name_of(url), parent_of(url)
-    if name.endswith(".zarr"):
-        return None
     size = key_size(parent, name) if name.endswith(_FILES) else None
     sizes = {name: size or 0}
     if size is None:
-        if "zarr.json" in children(url):  # whose chunks need not be listed
+        if name.endswith(".zarr") or "zarr.json" in children(url):  # whose chunks need not be listed
             return None
         sizes = {f"{name}/{item.key}": item.num_bytes for item in list_entries(url) if is_visible(item.key)}
         if not any(key.endswith(".parquet") for key in sizes):

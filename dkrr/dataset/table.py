@@ -12,7 +12,6 @@ import decimal
 import itertools
 import mmap
 import numbers
-import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -312,20 +311,15 @@ def visible_files(folder: Path) -> list[Path]:
     DataError
         A subfolder is a link.
     """
-    found = []
-    for place, folders, names in os.walk(folder):
-        folders[:] = filter(is_visible, folders)
-        for name in folders:
-            if os.path.islink(os.path.join(place, name)):
-                raise DataError(
-                    f"{os.path.join(place, name)} is a link to a folder", hint="move the folder there, or name it alone"
-                )
-        found += [Path(place, name) for name in names if is_visible(name)]
-    return sorted(found, key=lambda path: [_natural(part) for part in path.relative_to(folder).parts])
+    found = [path for path in folder.rglob("*") if is_visible(path.relative_to(folder).as_posix())]
+    if linked := [path for path in found if path.is_symlink() and path.is_dir()]:
+        raise DataError(f"{linked[0]} is a link to a folder", hint="move the folder there, or name it alone")
+    return sorted((path for path in found if not path.is_dir()), key=lambda path: _natural(str(path)))
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(text), "") if text.isdecimal() else (-1, text) for text in re.split(r"(\d+)", name) if text]
+def _natural(name: str) -> list[list[tuple[int, str]]]:
+    parts = [re.split(r"(\d+)", part) for part in name.split("/")]
+    return [[(int(text), "") if text.isdecimal() else (-1, text) for text in part if text] for part in parts]
 
 
 def check_shape(shape: Sequence[float], label: str, *, allow_1d: bool = False) -> tuple[int, int]:

@@ -20,7 +20,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -54,8 +54,6 @@ from dkrr.store.files import (
 from dkrr.store.interruption import check_fence
 from dkrr.store.lease import hold_lock
 
-State = Literal["absent", "empty", "unfinished", "complete"]
-
 # readers that have opened a data set go on with its rows for so long after a new version has replaced them
 KEPT_SECONDS = 3600.0
 
@@ -63,8 +61,8 @@ _ARRAY = re.compile(r"(X|y|weight)(?:-([1-9]\d*))?")
 _PARTIAL = re.compile(r"zarr\.json\.[0-9a-f]{32}\.partial")
 
 
-def inspect(location: Any) -> State:
-    """What is at ``location``.
+def is_finished(location: Any) -> bool:
+    """Whether a finished data set is at ``location``; otherwise it can be written there.
 
     Raises
     ------
@@ -81,11 +79,11 @@ def inspect(location: Any) -> State:
         names = children(location)
         attributes = attributes_of(location) if "zarr.json" in names else None
     if attributes is not None:
-        return "complete" if attributes.get("complete") is True else "unfinished"
+        return attributes.get("complete") is True
     if not all(_PARTIAL.fullmatch(name) for name in names):  # of one killed before its first file was complete
         raise StoreError(f"{location} exists and is not a data set of dkrr", hint="choose another destination")
     check_outside(location)
-    return "empty" if root is not None and root.is_dir() else "absent"
+    return False
 
 
 def check_outside(location: Any) -> None:
@@ -130,17 +128,17 @@ def tidy(location: Any) -> None:
     Of a finished one that is what writes that failed or were killed have left, and versions that were replaced over an
     hour ago; of one that was never finished it is all that dkrr wrote, and then the folder, if it is empty.
     """
-    attributes = attributes_of(location) or {}
+    attributes = attributes_of(location) or {}  # of nobody yet: nothing there is ours but drafts of this document
     is_complete, root = attributes.get("complete") is True, local_root(location)
     kept = {attributes["version"], *(item["version"] for item in _earlier_versions(attributes))} if is_complete else ()
-    for name in filter(_ARRAY.fullmatch, children(location)):
+    for name in filter(_ARRAY.fullmatch, children(location) if attributes else ()):
         if int(name.partition("-")[2] or 1) not in kept:
             remove_array(join(location, name))
     for path in root.rglob("*.partial") if root is not None else ():
         path.unlink(missing_ok=True)
     if not is_complete:
-        # the marker goes last: an interrupted removal must still be recognised as ours
-        delete_key(location, "zarr.json")
+        if attributes:  # which go last: an interrupted removal must still be recognised as ours
+            delete_key(location, "zarr.json")
         if root is not None:
             with contextlib.suppress(OSError):  # absent, or something of others is there
                 root.rmdir()
@@ -207,15 +205,16 @@ class DatasetWriter:
         if num_rows is not None:
             chunk_bytes = sum(8 * self._chunk_rows * width + 4 for width in self._widths.values())
             self.needed = (-(-num_rows // self._chunk_rows) + 1) * chunk_bytes + (64 << 10)
-        self._next = self.num_rows // self._chunk_rows  # number of the chunk that is written next, and its rows so far
+        self._next = self.num_rows // self._chunk_rows  # number of the chunk that is written next
+        # its rows so far
         self._held = {name: np.empty((0, width)) for name, width in self._widths.items()}
         self._summaries = {name: RowSummary(width) for name, width in self._widths.items()}
 
     def begin(self) -> None:
         """Make the place ours, or go on behind the rows that are there."""
         with storage_errors(self.location, self.needed):
+            tidy(self.location)  # what an interrupted run left
             if self._before is None:
-                tidy(self.location)  # what an interrupted run left
                 if (root := local_root(self.location)) is not None:
                     root.mkdir(exist_ok=True)
                 self._write_attributes({"complete": False})
@@ -329,7 +328,7 @@ def writing(location: Any, **options: Any) -> Iterator[DatasetWriter]:
     writer = DatasetWriter(location, **options)
     if writer.needed is not None:
         check_space(location, writer.needed)
-    if options.get("before") is None and inspect(location) == "complete":
+    if options.get("before") is None and is_finished(location):
         raise StoreError(f"{location} was made by somebody else meanwhile", hint="look what is there")
     try:
         writer.begin()
@@ -340,6 +339,23 @@ def writing(location: Any, **options: Any) -> Iterator[DatasetWriter]:
             check_fence()  # else what is there is another writer's by now
             tidy(location)
         raise
+
+
+@contextlib.contextmanager
+def claimed(location: Any, *, wait: bool = False, to_change: bool = False) -> Iterator[Dataset | None]:
+    """The finished data set at ``location``, or None; with its lock, where it is to be written or changed.
+
+    Raises
+    ------
+    LockedError
+        Another process writes there; with ``wait`` it is waited for.
+    StoreError
+        As for :func:`is_finished`.
+    """
+    with contextlib.ExitStack() as stack:
+        if to_change or not is_finished(location):  # what is not ours gets no lock beside it
+            stack.enter_context(hold_lock(location, wait=wait))
+        yield open_dataset(location) if is_finished(location) else None
 
 
 # --- fewer rows -------------------------------------------------------------------------------------------------------
@@ -422,10 +438,9 @@ def keep_last(dest: Any, *, generations: int | None = None, rows: int | None = N
 
 def _new_version(dest: Any, kept_from: Callable[[Dataset], dict[int, int]]) -> Dataset:
     """A version with the generations of which ``kept_from`` says from which row on they stay."""
-    open_dataset(dest)  # what is not ours gets no lock beside it
-    with hold_lock(dest):
-        tidy(dest)
-        dataset = open_dataset(dest)
+    open_dataset(dest)  # or an error
+    with claimed(dest, to_change=True) as dataset:
+        assert dataset is not None  # noqa: S101  (narrows the type)
         starts = kept_from(dataset)
         kept = [(found, starts[found.number]) for found in dataset.generations if found.number in starts]
         num_rows = sum(found.n - start for found, start in kept)
@@ -436,10 +451,10 @@ def _new_version(dest: Any, kept_from: Callable[[Dataset], dict[int, int]]) -> D
             )
         if num_rows == dataset.num_rows:
             return dataset
-        dataset.verify()  # a damaged or exchanged chunk must not be copied under a digest of its own
         options: dict[str, Any] = {"rows_per_chunk": dataset.X.rows_per_chunk, "num_rows": num_rows}
         options |= {"before": dataset, "anew": True, "origin": dataset.origin}
         with writing(dest, **options, **fields_of(dataset)) as writer:
+            dataset.verify()  # a damaged or exchanged chunk must not be copied under a digest of its own
             for found, start in kept:
                 for first, last in dataset.X.blocks(first=start, end=found.n):
                     writer.add(**dataset.read_parts(first, last))

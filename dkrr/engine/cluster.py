@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from dkrr.engine.configuration import timeout_seconds
+from dkrr.engine.configuration import parsed, timeout_seconds
 from dkrr.engine.machine import blas_kernel, blas_libraries, cpu_count, total_memory_bytes
 from dkrr.engine.tasks import DaskExecutor, Executor, InProcessExecutor
 from dkrr.engine.workers import Admission, check_workers, roster
@@ -86,11 +86,15 @@ def local_cluster(
     ...     client.submit(sum, [1, 2]).result()
     3
     """
-    num_workers = cpu_count() if workers is None else check_whole("workers", workers)
-    limit = total_memory_bytes() // num_workers if memory_limit == "auto" else _bytes(memory_limit)
-    threads = check_whole("threads_per_worker", threads_per_worker)
+    from dask.utils import parse_bytes
 
     from dkrr.engine.local import LocalProcesses
+
+    num_workers = cpu_count() if workers is None else check_whole("workers", workers)
+    threads = check_whole("threads_per_worker", threads_per_worker)
+    limit = total_memory_bytes() // num_workers if memory_limit == "auto" else int(parsed(parse_bytes, memory_limit))
+    if limit < 1:
+        raise ParameterError(f"memory_limit is {memory_limit!r}", hint='give bytes, a size such as "2GiB", or "auto"')
 
     return LocalProcesses(
         workers=num_workers,
@@ -100,18 +104,6 @@ def local_cluster(
         dashboard=dashboard,
         silence_logs=silence_logs,
     )
-
-
-def _bytes(value: Any) -> int:
-    from dask.utils import parse_bytes
-
-    try:
-        size = int(parse_bytes(value))
-    except (AttributeError, TypeError, ValueError):  # what parse_bytes raises on None, lists, unknown units
-        size = 0
-    if size < 1:
-        raise ParameterError(f"memory_limit is {value!r}", hint='give bytes, a size such as "2GiB", or "auto"')
-    return size
 
 
 def runs_in_process() -> bool:
@@ -261,16 +253,9 @@ def _check_encryption(address: str, insecure: bool) -> None:
 
 
 def _is_loopback(address: str) -> bool:
-    from distributed.comm.addressing import parse_host_port
-
+    host = urlsplit(address).hostname or ""
     try:
-        host = parse_host_port(address.partition("://")[2], 8786)[0]
-    except ValueError as exc:
-        raise ParameterError(f"the scheduler address is {address!r}", hint='give "tcp://host:port"') from exc
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False  # a name; it may mean another machine tomorrow
 
@@ -330,11 +315,7 @@ def executor_for(store: Any = None) -> Iterator[Executor]:
         yield InProcessExecutor()
         return
     client = find_client()
-    if client is not None:
-        with _lent(client, store) as executor:
-            yield executor
-        return
-    with start_local(store=store) as executor:
+    with start_local(store=store) if client is None else _lent(client, store) as executor:
         yield executor
 
 
@@ -349,7 +330,6 @@ def start_local(
         local_cluster(workers=workers, threads_per_worker=threads_per_worker, memory_limit=memory_limit) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
-        client.wait_for_workers(len(cluster.worker_spec), timeout=60)
         yield checked_executor(client, store=store)
 
 
@@ -392,29 +372,25 @@ def require_memory(executor: Executor, bytes_per_thread: int) -> None:
     ClusterError
         A worker is too small.
     """
-    if not isinstance(executor, DaskExecutor):
-        return
     for worker in executor.workers:
         if reason := worker.too_small(bytes_per_thread):
             raise ClusterError(
                 f"worker {worker.address}: {reason}",
                 hint="start workers with more memory, or set [cluster] memory_limit or [solver] tile_size",
             )
-    if executor.admission is not None:
+    if isinstance(executor, DaskExecutor) and executor.admission is not None:
         executor.admission.needed_bytes = bytes_per_thread
 
 
 def memory_limit_of(executor: Executor) -> int | None:
     """The smallest memory limit of the workers in bytes, per task that runs at once; None when there is none."""
-    workers = executor.workers if isinstance(executor, DaskExecutor) else []
-    limits = (worker.bytes_per_thread for worker in workers)
+    limits = (worker.bytes_per_thread for worker in executor.workers)
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def blas_of(executor: Executor) -> str:
     """Name of the BLAS kernel the tasks use, e.g. "openblas-SkylakeX"; the same bits need the same kernel."""
-    workers = executor.workers if isinstance(executor, DaskExecutor) else []
-    return workers[0].blas_kernel if workers else blas_kernel(blas_libraries())
+    return executor.workers[0].blas_kernel if executor.workers else blas_kernel(blas_libraries())
 
 
 @contextmanager

@@ -1,4 +1,6 @@
-"""What Dask's configuration says about dkrr: the namespace ``dkrr:``, for what belongs to a place and not to a job.
+"""Where Dask and dkrr meet: Dask's configuration of a place, and the preload of local nannies and workers.
+
+The namespace ``dkrr:`` of Dask's configuration is for what belongs to a place and not to a job.
 
 You need it where one job file is to run on a laptop, under Slurm and on Kubernetes: ``dkrr.cluster`` holds what
 ``[cluster]`` of a job file that names no scheduler leaves out, under the same names (with dashes or underscores), and
@@ -6,18 +8,27 @@ You need it where one job file is to run on a laptop, under Slurm and on Kuberne
 ``/etc/dask``) and in the environment (``DASK_DKRR__CLUSTER__SCHEDULER=tls://scheduler:8786``).
 `cluster/dask/dkrr.yaml` is a sample with every key.
 
-Costs the import of Dask, 0.1 s once.
+A preload is code that Dask runs in a nanny or worker before it accepts work. Ours lets a process die with the process
+that started it: a worker that outlived a killed command would go on writing tiles into a store that the next command
+is using. On Linux the kernel sends SIGKILL to a process when its parent is gone (PR_SET_PDEATHSIG), whatever the
+process is busy with; the chain is client process, nanny, worker. Elsewhere a worker notices only that it lost its
+scheduler. The signal is tied to the *thread* that started the process. Nannies are started by the event loop thread of
+the cluster, which ends after they do, and a nanny starts its worker from a thread that waits for the worker's exit.
+
+Costs the import of Dask, 0.1 s once; a nanny and its worker import nothing else for it, NumPy least of all.
 """
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
 import os
-from collections.abc import Iterable
+import signal
+import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dkrr.errors import ParameterError
-
-__all__ = ["TIMEOUTS", "cluster_defaults", "timeout_seconds"]
 
 TIMEOUTS = {"workers": 30.0, "no-workers": 60.0, "stall": 600.0}
 """Seconds, by name: for the workers of a job to be there when it starts; without any worker that may be used before the
@@ -34,19 +45,21 @@ def timeout_seconds(name: str) -> float:
     ParameterError
         It is no time above 0, or there is an unknown key beside it.
     """
-    table = _table("timeouts", TIMEOUTS)
-    value = table.get(name.replace("-", "_"), TIMEOUTS[name])
     from dask.utils import parse_timedelta
 
-    try:
-        if isinstance(value, bool):
-            raise ValueError
-        seconds = float(parse_timedelta(value))
-    except (AttributeError, KeyError, TypeError, ValueError):  # what parse_timedelta raises on None, lists, other units
-        seconds = 0.0
+    value = _table("timeouts", TIMEOUTS).get(name.replace("-", "_"), TIMEOUTS[name])
+    seconds = parsed(parse_timedelta, value)
     if not 0 < seconds < float("inf"):
         raise ParameterError(f"dkrr.timeouts.{name} is {value!r} {_WHERE}", hint='give a time such as "90s" or "10m"')
     return seconds
+
+
+def parsed(parse: Callable[[Any], Any], value: Any) -> float:
+    """What one of Dask's parsers makes of a text with a unit; 0 where it makes nothing of it."""
+    try:
+        return 0.0 if isinstance(value, bool) else float(parse(value))
+    except (AttributeError, KeyError, TypeError, ValueError):  # what they raise on None, lists, other units
+        return 0.0
 
 
 def cluster_defaults(known: Iterable[str]) -> dict[str, Any]:
@@ -89,3 +102,34 @@ def _table(name: str, known: Iterable[str]) -> dict[str, Any]:
             if str(key).replace("_", "-") not in listed.split(", "):
                 raise ParameterError(f"unknown key {path}.{key} {_WHERE}", hint=f"known: {listed}")
     return {key.replace("-", "_"): value for key, value in table.items()}
+
+
+PARENT_PID = "DKRR_PARENT_PID"
+"""Environment variable that tells a nanny the process id of the process that started it."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent ends; end at once when the parent is gone already.
+
+    Parameters
+    ----------
+    parent_pid
+        Process id of the parent, known from before the parent could have died.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    # A parent that died before the call above sends no signal; its children have another parent by now.
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def dask_setup(server: Any) -> None:
+    """Called by Dask before ``server`` (a nanny or a worker) accepts work."""
+    parent = multiprocessing.parent_process()  # a nanny's worker has one, a nanny has none
+    pid = parent.pid if parent is not None else int(os.environ.get(PARENT_PID, os.getppid()))
+    if pid is not None:
+        die_with_parent(pid)

@@ -24,13 +24,13 @@ from distributed.deploy.spec import SpecCluster
 from distributed.deploy.subprocess import SubprocessWorker
 from distributed.security import Security
 
+from dkrr.engine.configuration import PARENT_PID
 from dkrr.engine.machine import subprocess_environment, worker_environment
-from dkrr.engine.preload import PARENT_PID
 from dkrr.errors import ClusterError
 
 HOST = "127.0.0.1"
 ALLOWED_FAILURES = 3
-PRELOAD = "dkrr.engine.preload"
+PRELOAD = "dkrr.engine.configuration"
 GRACE_SECONDS = 1.0
 POLL_SECONDS = 0.01
 

@@ -16,6 +16,7 @@ All rates are measured in this process with one BLAS thread, the way a worker ru
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import logging
@@ -23,13 +24,11 @@ import os
 import platform
 import resource
 import shlex
-import shutil
 import subprocess
 import sys
+import tempfile
 import time
-import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,8 @@ from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
 from dkrr import __version__
-from dkrr.errors import StorageFullError, StoreError
+from dkrr.errors import StorageFullError
+from dkrr.store.files import free_bytes, storage_errors
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -53,7 +53,7 @@ def _controller() -> Any:
     return ThreadpoolController()
 
 
-@contextmanager
+@contextlib.contextmanager
 def single_blas_thread() -> Iterator[None]:
     """Limit BLAS to one thread inside the block; restores the caller's setting.
 
@@ -82,47 +82,30 @@ def peak_rss_bytes() -> int:
 
     ``VmHWM`` where there is one: ``ru_maxrss`` of a child starts with the peak of the process that started it.
     """
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _cgroups() -> Iterator[tuple[int, int]]:
-    """Limit and use (without inactive page cache) of every control group around this process that has a limit."""
-    for folder, limit_name, use_name, cache_name in _folders():
-        try:
-            limit = int((folder / limit_name).read_text())
-            used = int((folder / use_name).read_text())
-            statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        except (OSError, ValueError):
-            continue  # no limit here ("max"), or a folder that is not visible from inside a container
-        yield limit, max(0, used - int(statistics.get(cache_name, 0)))
-
-
-def _folders() -> Iterator[tuple[Path, str, str, str]]:
-    """Folders of the control groups from this process' own up to the root; version 2, then version 1."""
+    """Limit and use (without inactive page cache) of the control groups that have a limit, from our own to the root."""
     try:
         lines = _MEMBERSHIP.read_text().splitlines()
     except OSError:
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if not controllers:
-            root, names = _CGROUP, ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            root = _CGROUP / "memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        else:
-            continue
+        root, names = _CGROUP, ("memory.max", "memory.current", "inactive_file")
+        if controllers:  # version 1, where each controller has groups of its own
+            root, names = root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
         own = root / path.lstrip("/")
-        for folder in (own, *own.parents):
-            yield folder, *names
-            if folder == root:
-                break
+        for folder in (own, *own.parents) if not controllers or "memory" in controllers.split(",") else ():
+            # no limit here ("max"), a folder that is not visible from inside a container, or one above the root
+            with contextlib.suppress(OSError, ValueError):
+                limit, used = (int((folder / name).read_text()) for name in names[:2])
+                statistics = dict(entry.split() for entry in (folder / "memory.stat").read_text().splitlines())
+                yield limit, max(0, used - int(statistics.get(names[2], 0)))
 
 
 # neither is a multiple of a register block, so that the edges of the kernels are used as well
@@ -250,40 +233,25 @@ def versions_of(packages: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def recommended_coretype(flags: Collection[str], libraries: Collection[Mapping[str, Any]]) -> str | None:
+@lru_cache(maxsize=1)
+def recommended_coretype() -> str | None:
     """The OpenBLAS core type that is worth setting on this CPU.
-
-    Parameters
-    ----------
-    flags
-        Instruction sets of the CPU, from :func:`cpu_flags`.
-    libraries
-        The BLAS libraries in use without the variable, from :func:`dkrr.engine.machine.blas_libraries`.
 
     Returns
     -------
     coretype : str or None
-        "SkylakeX" where the CPU has AVX-512, an AVX2 kernel is in use, and a process with the variable set uses the
-        kernel and computes right numbers; None otherwise.
+        "SkylakeX" where the CPU has AVX-512, an AVX2 kernel is in use without the variable, and a process with the
+        variable set uses the kernel and computes right numbers; None otherwise.
     """
-    slow = [
-        library
-        for library in libraries
-        if library["internal_api"] == "openblas" and str(library.get("architecture")).lower() in _AVX2_KERNELS
-    ]
-    if not slow or not set(flags) >= _AVX512:
+    # SciPy is loaded for the look at its BLAS only where the answer can matter
+    libraries = blas_libraries() if cpu_flags() >= _AVX512 else []
+    used = [str(item.get("architecture")) for item in libraries if item["internal_api"] == "openblas"]
+    slow = [architecture for architecture in used if architecture.lower() in _AVX2_KERNELS]
+    if slow and (problem := _problem_with(_AVX512_KERNEL)):
+        text = "the CPU has AVX-512 but OpenBLAS uses %s kernels, and %s=%s is not usable: %s"
+        logger.warning(text, slow[0], CORETYPE, _AVX512_KERNEL, problem)
         return None
-    problem = _problem_with(_AVX512_KERNEL)
-    if problem:
-        logger.warning(
-            "the CPU has AVX-512 but OpenBLAS uses %s kernels, and %s=%s is not usable: %s",
-            slow[0]["architecture"],
-            CORETYPE,
-            _AVX512_KERNEL,
-            problem,
-        )
-        return None
-    return _AVX512_KERNEL
+    return _AVX512_KERNEL if slow else None
 
 
 def _problem_with(coretype: str) -> str:
@@ -309,13 +277,6 @@ def _problem_with(coretype: str) -> str:
     return "" if used == {coretype} else f"OpenBLAS used {', '.join(sorted(used))} instead"
 
 
-@lru_cache(maxsize=1)
-def _coretype_here() -> str | None:
-    flags = cpu_flags()
-    # SciPy is loaded for the look at its BLAS only where the answer can matter
-    return recommended_coretype(flags, blas_libraries()) if flags >= _AVX512 else None
-
-
 def worker_environment() -> dict[str, str]:
     """Variables to set before a worker process starts.
 
@@ -323,12 +284,8 @@ def worker_environment() -> dict[str, str]:
     returned wrong numbers. ``OPENBLAS_CORETYPE`` where :func:`recommended_coretype` says so; a value that the user set
     is left alone.
     """
-    variables = dict(ONE_THREAD)
-    if CORETYPE not in os.environ:
-        coretype = _coretype_here()
-        if coretype is not None:
-            variables[CORETYPE] = coretype
-    return variables
+    coretype = None if CORETYPE in os.environ else recommended_coretype()
+    return ONE_THREAD | ({} if coretype is None else {CORETYPE: coretype})
 
 
 def subprocess_environment() -> dict[str, str]:
@@ -380,7 +337,7 @@ def machine_report(folder: str | os.PathLike[str] = ".") -> dict[str, Any]:
     """
     with single_blas_thread():
         double, single, entry = gemm_rate(np.float64), gemm_rate(np.float32), _kernel_entry_seconds()
-    write, read = _disk_rates(Path(folder), REPORT_DISK_BYTES, float("inf"))
+    write, read = disk_rates(folder, REPORT_DISK_BYTES, seconds=float("inf"))
     return {
         "cpu": cpu_model(),
         "num_cpus": cpu_count(),
@@ -391,7 +348,7 @@ def machine_report(folder: str | os.PathLike[str] = ".") -> dict[str, Any]:
         "total_memory_bytes": total_memory_bytes(),
         "free_memory_bytes": free_memory_bytes(),
         "folder": os.path.abspath(folder),
-        "free_disk_bytes": _free_disk_bytes(Path(folder)),
+        "free_disk_bytes": free_bytes(folder),
         "speed": {
             "gemm_flops_per_second_float64": double,
             "gemm_flops_per_second_float32": single,
@@ -401,11 +358,6 @@ def machine_report(folder: str | os.PathLike[str] = ".") -> dict[str, Any]:
         },
         "versions": versions_of(_PACKAGES) | {"python": platform.python_version()},
     }
-
-
-def disk_rates(folder: str | os.PathLike[str], *, seconds: float = 0.25) -> tuple[float, float]:
-    """Bytes per second written (with fsync) and read back, in about ``seconds``; with a file of 32 MiB."""
-    return _disk_rates(Path(folder), CALIBRATION_DISK_BYTES, seconds)
 
 
 def best_seconds(work: Callable[[], Any]) -> float:
@@ -444,49 +396,42 @@ def _kernel_entry_seconds() -> float:
     return best_seconds(lambda: kernel.block(a, b, out)) / (m * n)
 
 
-def _free_disk_bytes(folder: Path) -> int:
-    try:
-        return shutil.disk_usage(folder).free
-    except OSError as exc:
-        raise StoreError(f"{folder} cannot be measured ({exc.strerror})", hint="give an existing folder") from exc
+def disk_rates(
+    folder: str | os.PathLike[str], num_bytes: int = CALIBRATION_DISK_BYTES, *, seconds: float = 0.25
+) -> tuple[float, float]:
+    """Bytes per second written (with fsync) and read back, with a file of so many bytes, fewer where that takes longer.
 
-
-def _disk_rates(folder: Path, num_bytes: int, seconds: float) -> tuple[float, float]:
-    """Write and read rates in bytes per second of up to ``num_bytes``, fewer when they would take over ``seconds``."""
-    free = _free_disk_bytes(folder)
+    Raises
+    ------
+    StoreError, StorageFullError
+        The folder cannot be written, or has no room for even a small file.
+    """
+    free = free_bytes(folder)
     num_bytes = min(num_bytes, free // 4)
     if num_bytes < BLOCK_BYTES:
         raise StorageFullError(
             f"{free:,} bytes are free in {folder}, {4 * BLOCK_BYTES:,} needed to measure it", hint="free some space"
         )
-    path = folder / f".dkrr-speed-{uuid.uuid4().hex}"
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    except OSError as exc:
-        raise StoreError(f"{folder} cannot be written ({exc.strerror})", hint="give a folder that can be") from exc
-    try:
-        path.unlink()  # the file goes with its descriptor, however this ends
+    with storage_errors(folder), tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         block = bytearray(np.random.default_rng().bytes(BLOCK_BYTES))  # random, for disks that compress
         start = time.perf_counter()
-        _write_through(descriptor, block, 0, BLOCK_BYTES)
+        _write_through(file, block, BLOCK_BYTES)
         rate = BLOCK_BYTES / (time.perf_counter() - start)
         # half of the time for the rest of the file, half for reading it
         written = int(min(num_bytes, BLOCK_BYTES + rate * max(0.0, seconds / 2)))
-        _write_through(descriptor, block, BLOCK_BYTES, written)
+        _write_through(file, block, written)
         write_rate = written / (time.perf_counter() - start)
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         start = time.perf_counter()
-        read = 0
-        while read < written:
-            read += os.preadv(descriptor, [block], read)
+        file.seek(0)
+        while file.readinto(block):
+            continue
         return write_rate, written / (time.perf_counter() - start)
-    finally:
-        os.close(descriptor)
 
 
-def _write_through(descriptor: int, block: bytearray, start: int, stop: int) -> None:
-    """Fill the file from ``start`` to ``stop`` and wait until the disk has it."""
-    while start < stop:
-        start += os.pwrite(descriptor, memoryview(block)[: stop - start], start)
-    os.fsync(descriptor)
+def _write_through(file: Any, block: bytearray, stop: int) -> None:
+    """Fill the file from where it ends to ``stop``, and wait until the disk has it."""
+    while (missing := stop - file.tell()) > 0:
+        file.write(memoryview(block)[:missing])
+    os.fsync(file.fileno())

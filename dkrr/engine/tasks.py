@@ -68,8 +68,8 @@ IO_ATTEMPTS = 3
 ANSWER_SECONDS = 20.0
 STOP_SECONDS = 5.0  # a driver interrupts what has not left by itself 8 s after a request
 POLL_SECONDS = 0.2
-_REMEMBERED = 1000
 _GO_ON = "start the same job again; every finished tile is kept"
+_START_AGAIN = "start again; everything finished so far is kept"
 
 Key = tuple[int, ...]
 Progress = Callable[[str, int, int, float, float], None]
@@ -212,20 +212,19 @@ def run_task(function: TaskFunction, payload: Any, key: Key) -> Receipt:
         except DkrrError:
             raise
         except OSError as exc:
-            if attempt == IO_ATTEMPTS and exc.errno == errno.ENOSPC:
+            if attempt < IO_ATTEMPTS:
+                logger.warning("task %s: %s; attempt %d of %d", key, exc, attempt + 1, IO_ATTEMPTS)
+                time.sleep(0.05 * 4**attempt)
+                continue
+            if exc.errno == errno.ENOSPC:
                 remaining = getattr(payload, "remaining_bytes", None)
                 left = f"(about {remaining():,} bytes are still to be written)" if callable(remaining) else "its chunk"
+                text, hint = f"no space left on device while task {key} wrote {left}", "free that much"
                 raise StorageFullError(
-                    f"no space left on device while task {key} wrote {left}",
-                    hint="free that much and start again; everything finished so far is kept",
+                    text, hint=f"{hint} and start again; everything finished so far is kept"
                 ) from exc
-            if attempt == IO_ATTEMPTS:
-                raise StoreError(
-                    f"task {key} cannot use its storage ({exc})",
-                    hint="check the device and start again; everything finished so far is kept",
-                ) from exc
-            logger.warning("task %s: %s; attempt %d of %d", key, exc, attempt + 1, IO_ATTEMPTS)
-            time.sleep(0.05 * 4**attempt)
+            text, hint = f"task {key} cannot use its storage ({exc})", "check the device"
+            raise StoreError(text, hint=f"{hint} and start again; everything finished so far is kept") from exc
         except MemoryError as exc:
             tile_size = int(getattr(getattr(payload, "grid", None), "tile_size", 0))
             raise MemoryBudgetError(
@@ -254,7 +253,7 @@ def run_tasks(function: TaskFunction, payload: Any, keys: Sequence[Key], graph: 
 
 
 _lock = threading.Lock()
-_stopped: dict[str, None] = {}
+_stopped: set[str] = set()  # names of graphs; a process sees a few thousand
 _running: Counter[str] = Counter()
 
 
@@ -275,18 +274,13 @@ def task_of(graph: str) -> Iterator[None]:
             yield
     finally:
         with _lock:
-            _running[graph] -= 1
-            if not _running[graph]:
-                del _running[graph]
+            _running.subtract([graph])
 
 
 async def stop_here(graph: str, seconds: float = 0.0) -> int:
     """Stop the tasks of a graph in this process; the number of them that are still running after so many seconds."""
     deadline = time.monotonic() + seconds
-    with _lock:
-        _stopped[graph] = None
-        while len(_stopped) > _REMEMBERED:
-            del _stopped[next(iter(_stopped))]
+    _stopped.add(graph)
     while _running[graph] and time.monotonic() + POLL_SECONDS < deadline:
         await asyncio.sleep(POLL_SECONDS)
     return _running[graph]
@@ -303,6 +297,7 @@ class InProcessExecutor:
     """
 
     num_threads = 1
+    workers: Sequence[WorkerInfo] = ()
     cancelled: Callable[[], bool] | None = None
 
     def run(
@@ -425,7 +420,7 @@ class DaskExecutor:
                     message = sent.pop(answers.get(timeout=1.0), None)
                 except queue.Empty:
                     self._check_alive(phase, last_progress, len(sent))
-                    for number in self._stranded(sent):
+                    for number in [number for number, message in sent.items() if self._is_stranded(message)]:
                         self.client.cancel([sent[number].future], force=True)
                         waiting.put_back(sent.pop(number).bundle)
                     continue
@@ -467,12 +462,10 @@ class DaskExecutor:
         )
         return _Message(bundle, future, allowed)
 
-    def _stranded(self, sent: dict[int, _Message]) -> list[int]:
-        """Messages for workers that are all gone, where others have taken their place."""
+    def _is_stranded(self, message: _Message) -> bool:
+        """Whether it is for workers that are all gone, where others have taken their place."""
         admission = self.admission
-        if admission is None or admission.is_empty:
-            return []
-        return [number for number, message in sent.items() if not admission.can_run(message.allowed)]
+        return admission is not None and bool(admission.present) and not admission.can_run(message.allowed)
 
     def _abandon(self, graph: str, running: list[Any], *, wait: bool) -> None:
         """End a graph on the workers as well: its threads would go on writing for as long as a task takes."""
@@ -512,12 +505,13 @@ class DaskExecutor:
         """
         gathered = None
         while gathered is None:
-            for k in self._stranded(dict(enumerate(finished))):
-                self.client.cancel([finished[k].future], force=True)
-                finished[k] = again(finished[k].bundle)
+            for k, message in enumerate(finished):
+                if self._is_stranded(message):
+                    self.client.cancel([message.future], force=True)
+                    finished[k] = again(message.bundle)
             futures = [message.future for message in finished]
             answer: Coroutine[Any, Any, Any] = self.client.gather(futures, errors="skip", asynchronous=True)
-            gathered = self._wait_for(answer, lambda: bool(self._stranded(dict(enumerate(finished)))))
+            gathered = self._wait_for(answer, lambda: any(map(self._is_stranded, finished)))
         if len(gathered) != len(finished):  # a worker died with its receipts, and the task that ran again failed
             for message in finished:
                 self._raise_if_failed(message)

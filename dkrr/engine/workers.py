@@ -35,7 +35,7 @@ import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dkrr import __version__
@@ -253,8 +253,7 @@ def check_workers(client: Client, timeout: float = 30.0, *, store: Any = None) -
     if not addresses:
         where = client.scheduler.address if client.scheduler is not None else "no address"
         raise ClusterError(f"the scheduler at {where} has no workers", hint="start some first")
-    with challenge(store) as asked:
-        workers: list[WorkerInfo] = client.sync(describe_workers, client, addresses, timeout, asked)
+    workers: list[WorkerInfo] = client.sync(describe_workers, client, addresses, timeout, store)
     # the BLAS of this process takes no part in the work
     kernel, _ = Counter(worker.blas_kernel for worker in workers).most_common(1)[0]
     here, found = process_versions(), defaultdict[str, list[str]](list)
@@ -292,9 +291,7 @@ def differences(expected: Mapping[str, str], worker: WorkerInfo) -> list[str]:
     return found
 
 
-async def describe_workers(
-    client: Client, addresses: Sequence[str], timeout: float, asked: Challenge | None
-) -> list[WorkerInfo]:
+async def describe_workers(client: Client, addresses: Sequence[str], timeout: float, store: Any) -> list[WorkerInfo]:
     """Run :func:`describe_worker` on workers, all at once; to be awaited on the client's loop.
 
     Raises
@@ -302,15 +299,21 @@ async def describe_workers(
     ClusterError
         One does not answer within ``timeout`` seconds, or dkrr does not run there.
     """
-    tasks = {
-        address: asyncio.ensure_future(
-            client.run(describe_worker, workers=[address], on_error="return", asynchronous=True, challenge=asked)
-        )
-        for address in addresses
-    }
-    _, late = await asyncio.wait(tasks.values(), timeout=timeout)
-    for task in late:
-        task.cancel()
+    # the object for the workers to find is written in a thread: a slow store must not hold up this client
+    context = challenge(store)
+    asked = await asyncio.to_thread(context.__enter__)
+    try:
+        tasks = {
+            address: asyncio.ensure_future(
+                client.run(describe_worker, workers=[address], on_error="return", asynchronous=True, challenge=asked)
+            )
+            for address in addresses
+        }
+        _, late = await asyncio.wait(tasks.values(), timeout=timeout)
+        for task in late:
+            task.cancel()
+    finally:
+        await asyncio.to_thread(context.__exit__, None, None, None)
     if late:
         silent = [address for address, task in tasks.items() if task in late]
         raise ClusterError(
@@ -366,6 +369,8 @@ ASK_AGAIN_SECONDS = 60.0
 
 MOST_NAMED = 64
 
+NOBODY = "tcp://127.0.0.1:1"  # where no worker is
+
 
 class Admission:
     """The workers of a scheduler that others run, as far as a fit may use them.
@@ -392,14 +397,12 @@ class Admission:
     def __init__(self, client: Any, workers: Sequence[WorkerInfo], *, store: Any = None) -> None:
         if not workers:
             raise ClusterError("no worker has been checked", hint="start some first")
-        self.client, self.store = client, store
-        self.workers: list[WorkerInfo] = list(workers)
-        self.refused: list[dict[str, str]] = []
+        self.client, self.store, self.needed_bytes = client, store, 0
+        self._admitted = {worker.address: worker for worker in workers}
+        self._refused: dict[str, dict[str, str]] = {}
         self._expected = workers[0].matters
-        self.needed_bytes = 0
         self._empty_seconds = timeout_seconds("no-workers")
         self._there: dict[str, int] = {worker.address: worker.threads for worker in workers}
-        self._allowed = sorted(self._there)
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._ask_again: dict[str, float] = {}
         self._survey: concurrent.futures.Future[None] | None = None
@@ -407,15 +410,22 @@ class Admission:
         self._random = random.Random(0)  # noqa: S311  (spreads load)
 
     @property
+    def workers(self) -> list[WorkerInfo]:
+        return list(self._admitted.values())
+
+    @property
+    def refused(self) -> list[dict[str, str]]:
+        return list(self._refused.values())
+
+    @property
     def num_threads(self) -> int:
         """Tasks that the admitted workers run at once, as of the last survey; at least 1."""
-        return max(1, sum(self._there.get(address, 0) for address in self._allowed))
+        return max(1, sum(self._there.get(address, 0) for address in self._admitted))
 
     def choose(self) -> list[str]:
-        """Addresses that the next task may run on."""
-        if len(self._allowed) <= MOST_NAMED:
-            return self._allowed
-        return self._random.sample(self._allowed, MOST_NAMED)
+        """Addresses that the next task may run on; never none, which would mean any."""
+        allowed = list(self._admitted) or [NOBODY]
+        return allowed if len(allowed) <= MOST_NAMED else self._random.sample(allowed, MOST_NAMED)
 
     def can_run(self, addresses: Iterable[str]) -> bool:
         """Whether a task that names ``addresses`` can still be run, as of the last survey."""
@@ -424,12 +434,7 @@ class Admission:
     @property
     def present(self) -> list[str]:
         """Addresses of the admitted workers that are there, as of the last survey."""
-        return [address for address in self._allowed if address in self._there]
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no admitted worker is there."""
-        return not self.can_run(self._allowed)
+        return [address for address in self._admitted if address in self._there]
 
     def look(self) -> None:
         """Keep up with who is there; never waits. To be called now and then while tasks run.
@@ -444,7 +449,7 @@ class Admission:
         if now - self._looked > AWAY_SECONDS:  # this process was busy elsewhere, or stopped: that is no silence
             self._answered = self._last_worker = now
         self._looked = now
-        if not self.is_empty:
+        if self.present:
             self._last_worker = now
         elif now - self._last_worker > self._empty_seconds:
             refused = "; ".join(f"{entry['address']}: {entry['reason']}" for entry in self.refused)
@@ -466,55 +471,36 @@ class Admission:
     async def _look(self) -> None:
         there: dict[str, int] = await self.client.nthreads(asynchronous=True)
         self._answered, self._there = time.monotonic(), there
-        known = {worker.address for worker in self.workers}
-        if not known <= there.keys():  # a worker that comes back is another process, even at its old address
-            self._admit(worker for worker in self.workers if worker.address in there)
-        self.refused = [entry for entry in self.refused if entry["address"] in there]
-        settled = known | {entry["address"] for entry in self.refused} | self._asking.keys()
+        # a worker that comes back is another process, even at its old address
+        self._admitted = {address: worker for address, worker in self._admitted.items() if address in there}
+        self._refused = {address: entry for address, entry in self._refused.items() if address in there}
         again = {address for address, due in self._ask_again.items() if due < self._answered and address in there}
-        for address in (there.keys() - settled) | (again - self._asking.keys()):
-            self._ask_again.pop(address, None)
-            self._asking[address] = asyncio.ensure_future(self._ask(address))
+        for address in again | (there.keys() - self._admitted.keys() - self._refused.keys()):
+            if address not in self._asking:
+                self._ask_again.pop(address, None)
+                self._asking[address] = asyncio.ensure_future(self._ask(address))
 
     async def _ask(self, address: str) -> None:
+        name = ""
         try:
-            name, reason = "", ""
-            try:
-                worker = await self._describe(address)
-            except DkrrError as exc:
-                reason = exc.message
-                self._ask_again[address] = time.monotonic() + ASK_AGAIN_SECONDS
-            else:
-                name = worker.name
-                reason = "; ".join(differences(self._expected, worker)) or worker.too_small(self.needed_bytes)
-            self.refused = [entry for entry in self.refused if entry["address"] != address]
-            if reason:
-                self._refuse(address, name, reason)
-            elif address in self._there:
-                logger.info("worker %s takes part", address)
-                self._admit([*self.workers, worker])
+            (worker,) = await describe_workers(self.client, [address], ANSWER_SECONDS, self.store)
+            name = worker.name
+            reason = "; ".join(differences(self._expected, worker)) or worker.too_small(self.needed_bytes)
+        except DkrrError as exc:
+            reason = exc.message
+            self._ask_again[address] = time.monotonic() + ASK_AGAIN_SECONDS
         except OSError as exc:  # the scheduler is gone: the next survey says so
             logger.debug("worker %s could not be asked (%s)", address, exc)
+            return
         finally:
             self._asking.pop(address, None)
-
-    async def _describe(self, address: str) -> WorkerInfo:
-        # the object for the worker to find is written in a thread: a slow store must not hold up this client
-        context = challenge(self.store)
-        asked = await asyncio.to_thread(context.__enter__)
-        try:
-            (worker,) = await describe_workers(self.client, [address], ANSWER_SECONDS, asked)
-        finally:
-            await asyncio.to_thread(context.__exit__, None, None, None)
-        return worker
-
-    def _admit(self, workers: Iterable[WorkerInfo]) -> None:
-        self.workers = list(workers)
-        self._allowed = sorted(worker.address for worker in self.workers)
-
-    def _refuse(self, address: str, name: str, reason: str) -> None:
-        logger.warning("worker %s (%s) gets no task: %s", address, name, reason)
-        self.refused = [*self.refused, {"address": address, "name": name, "reason": reason}]
+        self._refused.pop(address, None)
+        if reason:
+            logger.warning("worker %s (%s) gets no task: %s", address, name, reason)
+            self._refused[address] = {"address": address, "name": name, "reason": reason}
+        elif address in self._there:
+            logger.info("worker %s takes part", address)
+            self._admitted = {**self._admitted, address: worker}  # another one: it is read in other threads
 
 
 MOST_WORKERS = 1000
@@ -532,7 +518,7 @@ class WorkerMemory:
     """
 
     def __init__(self, executor: Executor) -> None:
-        self._executor = executor if isinstance(executor, DaskExecutor) else None
+        self._client = executor.client if isinstance(executor, DaskExecutor) else None
         self._asked: concurrent.futures.Future[Any] | None = None
         self._last: dict[str, int] = {}
 
@@ -541,21 +527,18 @@ class WorkerMemory:
 
         Empty until there was an answer, and when the scheduler is gone.
         """
-        executor = self._executor
-        if executor is None or executor.client.status != "running":
+        client = self._client
+        if client is None or client.status != "running":
             return {}
-        if self._asked is not None and self._asked.done():
-            try:
-                found = self._asked.result()["workers"]
-                sizes = {address: int(worker["metrics"].get("memory", 0)) for address, worker in found.items()}
-                self._last = {address: size for address, size in sizes.items() if size}
-            except Exception as exc:  # whatever a scheduler answers, the work does not depend on it
+        if self._asked is None or self._asked.done():
+            if self._asked is not None:
                 self._last = {}
-                logger.debug("the scheduler does not say what its workers take (%r)", exc)
-            self._asked = None
-        if self._asked is None:
-            question = executor.client.scheduler.identity(n_workers=MOST_WORKERS)
-            self._asked = asyncio.run_coroutine_threadsafe(question, executor.client.loop.asyncio_loop)
+                with contextlib.suppress(Exception):  # whatever a scheduler answers, the work does not depend on it
+                    found = self._asked.result()["workers"]
+                    sizes = {address: int(worker["metrics"].get("memory", 0)) for address, worker in found.items()}
+                    self._last = {address: size for address, size in sizes.items() if size}
+            question = client.scheduler.identity(n_workers=MOST_WORKERS)
+            self._asked = asyncio.run_coroutine_threadsafe(question, client.loop.asyncio_loop)
         return self._last
 
 
@@ -573,21 +556,15 @@ def describe_executor(executor: Executor) -> dict[str, Any]:
         "versions": process_versions() | {"python": platform.python_version()},
         "blas": [_library(item) for item in blas_libraries()],
     }
-    workers = list(executor.workers) if isinstance(executor, DaskExecutor) else []
     groups: dict[str, dict[str, Any]] = {}
-    for worker in workers:
-        entry = _described(worker)
+    for worker in executor.workers:
+        entry = {name: getattr(worker, name) for name in ("host", "threads", "memory_limit_bytes", "blas_kernel")}
+        entry |= dict(worker.versions) | {"blas": [_library(item) for item in worker.blas]}
         groups.setdefault(repr(entry), {**entry, "num_workers": 0, "addresses": []})
         group = groups[repr(entry)]
         group["num_workers"] += 1
         group["addresses"] = [*group["addresses"], worker.address][:MOST_SHOWN]
-    return {"driver": driver, "workers": list(groups.values())[:MOST_SHOWN], "num_workers": len(workers)}
-
-
-def _described(worker: WorkerInfo) -> dict[str, Any]:
-    known, libraries = asdict(worker), [_library(item) for item in worker.blas]
-    own = {name: known[name] for name in ("host", "threads", "memory_limit_bytes")} | dict(worker.versions)
-    return own | {"blas": libraries, "blas_kernel": worker.blas_kernel}
+    return {"driver": driver, "workers": list(groups.values())[:MOST_SHOWN], "num_workers": len(executor.workers)}
 
 
 def _library(item: dict[str, Any]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ from dkrr.fit.plan import Decision
 from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector, centre_dataset, right_hand_sides, target_alphas
 from dkrr.linalg.catalogue import FrozenCenter, ancestors, choose_center, continue_lineage, gram_fields, key_of
 from dkrr.linalg.cg_solver import CGSolver
-from dkrr.linalg.direct import CholeskySolver
+from dkrr.linalg.direct import CholeskyFactor
 from dkrr.linalg.factor_precondition import float32_location
 from dkrr.linalg.gram import build_gram
 from dkrr.linalg.matmul import residual_norms
@@ -134,7 +134,7 @@ def fit_rows(
     Raises
     ------
     NotPositiveDefiniteError, ResidualError
-        See :class:`dkrr.linalg.direct.CholeskySolver`.
+        See :class:`dkrr.linalg.direct.CholeskyFactor`.
     NotPositiveDefiniteError, PreconditionerError, ConvergenceError
         See :func:`dkrr.linalg.cg.conjugate_gradients`.
     LockedError
@@ -309,7 +309,7 @@ class _Solve:
         settings, workspace = self.settings, self.workspace
         targets, own = [k for k, alpha in enumerate(self.alphas) if alpha == source.alpha], f"alpha-{number}"
         if settings.precision != "mixed":
-            factor = CholeskySolver(precision=settings.precision).prepare(source, workspace, **self.digests)
+            factor = CholeskyFactor.prepare(source, workspace, precision=settings.precision, **self.digests)
             self.located.append(lambda: factor.factor.location)
             rhs = self.right_hand_sides(targets, place(self.store, own))
             self._take(targets, *factor.solve(rhs, bordered=settings.fit_intercept))
@@ -448,11 +448,10 @@ def write_rows(location: str, name: str, values: FloatMatrix) -> None:
 
 def residual_norm(dataset: Dataset, solution: Solution, intercept: NDArray[np.float64] | None) -> NDArray[np.float64]:
     """The 2-norm (t,) of R = S Y - S b - A u, which is the relative residual times |S (Y - b)|."""
-    assert dataset.y is not None  # noqa: S101  (narrows the type)
     squares = np.zeros(dataset.num_targets)
     with np.errstate(over="ignore"):  # so large a norm allows anything
-        for start, stop in dataset.y.blocks():
-            y = dataset.y.read(start, stop) - (0.0 if intercept is None else intercept)
+        for start, stop in dataset.targets.blocks():
+            y = dataset.targets.read(start, stop) - (0.0 if intercept is None else intercept)
             root = 1.0 if dataset.weight is None else np.sqrt(dataset.weight.read(start, stop))
             squares += np.square(root * y).sum(axis=0)
     relative, norm = np.asarray(solution.relative_residual), np.sqrt(squares)

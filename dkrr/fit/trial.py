@@ -43,8 +43,7 @@ from dkrr.fit.choices import Iterations
 from dkrr.kernels import Kernel
 from dkrr.kernels.pairwise import MIN_COLUMNS
 from dkrr.linalg.factor_precondition import EPS32, FIRST_SHIFT, MAX_SHIFTS, SHIFT_GROWTH
-from dkrr.linalg.nystrom import read_rows
-from dkrr.linalg.operators import rows_of
+from dkrr.linalg.operators import read_rows, rows_of
 from dkrr.linalg.products import kernel_product
 from dkrr.linalg.rpcholesky import pivot_rows
 
@@ -349,14 +348,11 @@ def sample_trial(dataset: Dataset, kernel: Kernel, seconds: float, *, seed: int 
     numbers = np.concatenate([np.arange(start, min(start + step, n)) for start in starts])
     wanted = size + POOL_ROWS * int(affordable_rank(seconds))
     chosen = rng.choice(numbers, min(wanted, len(numbers)), replace=False)
-    order = np.argsort(chosen)
-    place = np.argsort(order)
     size = min(size, max(1, len(chosen) // 2)) if len(chosen) < n or n > size else len(chosen)
-    assert dataset.y is not None  # noqa: S101  (narrows the type)
-    x = read_rows(dataset.X, chosen[order], rows_of(dataset, kernel).center)[place]
-    targets, weight = read_rows(dataset.y, chosen[order])[place[:size]], None
+    x = rows_of(dataset, kernel).take(chosen)
+    targets, weight = read_rows(dataset.targets, chosen[:size]), None
     if dataset.weight is not None:
-        weight = np.sqrt(read_rows(dataset.weight, chosen[order])[place, 0])
+        weight = np.sqrt(read_rows(dataset.weight, chosen)[:, 0])
         targets = targets * weight[:size, None]
     return Trial(kernel, np.ascontiguousarray(x), targets, n, weight, seed, seconds)
 

@@ -1,9 +1,10 @@
-"""Charts as inline SVG: curves, histograms, points; and the same numbers as a table.
+"""What the page of a run is made of: sentences, tables, text as it was written, and charts as inline SVG.
 
-A chart has a title and a description that a screen reader speaks, text that is text, and colours that are classes of
-the page's style sheet, so that light, dark and print each have their own. Curves differ by their dashes, too. No
-plotting library draws them: one that writes its colours into every element would have to have them replaced again, and
-takes a second and more at the end of every run; these take a millisecond, and are some kilobytes.
+A chart is curves, a histogram or points, and the same numbers as a table. It has a title and a description that a
+screen reader speaks, text that is text, and colours that are classes of the page's style sheet, so that light, dark and
+print each have their own. Curves differ by their dashes, too. No plotting library draws them: one that writes its
+colours into every element would have to have them replaced again, and takes a second and more at the end of every run;
+these take a millisecond, and are some kilobytes. Here is where everything lies; the template of the page has the marks.
 
 Widths and heights are in the units of the picture, 400 x 240, which the page scales.
 """
@@ -12,18 +13,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
-
-from markupsafe import Markup
+from typing import Any, Literal, NamedTuple
 
 from dkrr.markup import DASH, cut
 
 WIDTH, HEIGHT = 400.0, 240.0
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 388.0, 12.0, 202.0  # of what is between the axes
 LEGEND_ROW, LETTER = 15.0, 5.9
-MOST_STYLES = 6
 MOST_TABLE_ROWS = 24
 NUM_TICKS = 6
 
@@ -31,6 +29,20 @@ NUM_TICKS = 6
 def short_number(value: float) -> str:
     """Four digits at most."""
     return f"{value + 0.0:.4g}"
+
+
+class Text(NamedTuple):
+    """A sentence; ``missing`` when it says why something is not there."""
+
+    text: str
+    missing: bool = False
+
+
+class Code(NamedTuple):
+    """Text as it was written, folded."""
+
+    summary: str
+    code: str
 
 
 class Bar(NamedTuple):
@@ -77,15 +89,31 @@ class Chart:
     levels: Sequence[tuple[float, str]] = ()
     more: str = ""
 
-    def svg(self, key: str) -> Markup:
-        """The picture; ``key`` begins its ids in the page, and no other one has the same."""
-        parts, height = _drawn(self)
-        form = (
-            '<svg role="img" aria-labelledby="{0}-t {0}-d" viewBox="0 0 {1} {2}" preserveAspectRatio="xMidYMid meet">'
-            '<title id="{0}-t">{3}</title><desc id="{0}-d">{4}</desc>{5}</svg>'
-        )
-        words = self.sentence + self.more
-        return _tag(form, key, _px(WIDTH), _px(height), self.title, words, Markup("").join(parts))
+    @property
+    def picture(self) -> dict[str, Any]:
+        """Where everything lies, for the template: the plot of the values, its axes, levels and names."""
+        is_cloud = self.mark == "point"
+        ys = [y for column in self.columns.values() for y in column if y is not None]
+        x = axis([*self.x, *(ys if is_cloud else [])], LEFT, RIGHT, tight=not is_cloud)
+        heights = [*(self.x if is_cloud else []), *ys, *(level for level, _ in self.levels)]
+        y = axis(heights, BOTTOM, TOP, log=self.log, zero=not (is_cloud or self.log))
+        names = _legend(list(self.columns))
+        return {
+            "x": x.marks(),
+            "y": y.marks(),
+            "levels": [(round(y.at(level), 1), label) for level, label in self.levels],
+            "bars": [*self._bars(x, y)] if self.mark == "histogram" else [],
+            "curves": [] if self.mark == "histogram" else [(k, _pen(self, c, x, y)) for k, c in self.columns.items()],
+            "names": names,
+            "height": HEIGHT + (names[-1][1] - HEIGHT + 8 if names else 0),
+        }
+
+    def _bars(self, x: Axis, y: Axis) -> Iterator[tuple[float, float, float, float, str]]:
+        """Left edge, top, width, height and words of the bars of a histogram."""
+        for (low, high), count in zip(itertools.pairwise(self.x), *self.columns.values(), strict=True):
+            words = f"{short_number(low)} to {short_number(high)}: {count:,} row{'s' * (count != 1)}"
+            top, left, right = y.at(count or 0), x.at(low) + 0.4, x.at(high) - 0.4
+            yield *(round(v, 1) for v in (left, top, max(0.5, right - left), BOTTOM - top)), words  # type: ignore[misc]
 
     @property
     def table(self) -> Table:
@@ -124,10 +152,10 @@ class Axis(NamedTuple):
         share = (value - self.low) / (self.high - self.low)
         return self.start + min(1.0, max(0.0, share)) * (self.stop - self.start)
 
-    def marks(self) -> Iterable[tuple[float, str]]:
+    def marks(self) -> list[tuple[float, str]]:
         """Where the ticks are, and what they say."""
         places = (10.0**tick if self.log else tick for tick in self.ticks)
-        return [(self.at(place), label) for place, label in zip(places, self.labels, strict=True)]
+        return [(round(self.at(place), 1), label) for place, label in zip(places, self.labels, strict=True)]
 
 
 def axis(
@@ -172,73 +200,16 @@ def axis(
     return Axis(low, high, start, stop, ticks, [("1e{:.0f}" if log else form).format(t + 0.0) for t in ticks], log)
 
 
-def _px(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")
-
-
-def _d(form: str, *values: float) -> str:
-    """The data of a path: ``_d("M{} {}H{}", ...)``."""
-    return form.format(*map(_px, values))
-
-
-def _tag(markup: str, *values: object) -> Markup:
-    return Markup(markup).format(*values)  # noqa: S704  (a constant; format escapes the values)
-
-
-def _path(kind: str, data: str, title: str = "") -> Markup:
-    return _tag('<path class="{}" d="{}">{}</path>', kind, data, _tag("<title>{}</title>", title) if title else "")
-
-
-def _text(x: float, y: float, content: str, kind: str = "label", anchor: str = "middle") -> Markup:
-    form = '<text class="{}" x="{}" y="{}" text-anchor="{}">{}</text>'
-    return _tag(form, kind, _px(x), _px(y), anchor, content)
-
-
-def _legend(names: Sequence[str]) -> tuple[list[Markup], float]:
-    """A piece of each curve with its name, in as many rows as they take; and their height."""
-    x, y, parts = LEFT, HEIGHT + 11, []
-    for number, name in enumerate(names if len(names) > 1 else ()):
+def _legend(names: Sequence[str]) -> list[tuple[float, float, str]]:
+    """Where a piece of each curve stands with its name, in as many rows as they take; nothing for a single one."""
+    x, y, found = LEFT, HEIGHT + 11, []
+    for name in names if len(names) > 1 else ():
         width = 36 + LETTER * min(len(name), 40)
         if x > LEFT and x + width > WIDTH:
             x, y = LEFT, y + LEGEND_ROW
-        parts += [_path(f"curve s{number % MOST_STYLES}", _d("M{} {}h20", x, y - 3.5))]
-        parts += [_text(x + 24, y, cut(name, 40), anchor="start")]
+        found.append((x, y, cut(name, 40)))
         x += width
-    return parts, y - HEIGHT + 8 if parts else 0.0
-
-
-def _drawn(chart: Chart) -> tuple[list[Markup], float]:
-    """Curves, a histogram or points over a common axis, and how high they are."""
-    ys, is_cloud = [y for ys in chart.columns.values() for y in ys if y is not None], chart.mark == "point"
-    heights = [*ys, *(level for level, _ in chart.levels)]
-    x = axis([*chart.x, *(ys if is_cloud else [])], LEFT, RIGHT, tight=not is_cloud)
-    y = axis([*(chart.x if is_cloud else []), *heights], BOTTOM, TOP, log=chart.log, zero=not (is_cloud or chart.log))
-    levels = [(y.at(level), label) for level, label in chart.levels]
-    legend, more = _legend(list(chart.columns))
-    turned = '<text class="name" transform="translate(11 {}) rotate(-90)" text-anchor="middle">{}</text>'
-    parts = [
-        *(_path("grid", _d("M{} {}H{}", LEFT, at, RIGHT)) for at, _ in y.marks()),
-        *(_text(LEFT - 5, at + 3.5, label, anchor="end") for at, label in y.marks()),
-        *(_path("axis", _d("M{} {}v4", at, BOTTOM)) for at, _ in x.marks()),
-        *(_text(at, BOTTOM + 15, label) for at, label in x.marks()),
-        _path("axis", _d("M{} {}H{}", LEFT, BOTTOM, RIGHT)),
-        _text((LEFT + RIGHT) / 2, BOTTOM + 31, chart.x_label, "name"),
-        _tag(turned, _px((TOP + BOTTOM) / 2), chart.y_label),
-        *(_path("mark", _d("M{} {}H{}", LEFT, at, RIGHT)) for at, _ in levels),
-        *(_text(LEFT + 4, at - 4 if at > TOP + 12 else at + 12, label, "marked", "start") for at, label in levels),
-        *([_path("mark", _d("M{} {}L{} {}", LEFT, BOTTOM, RIGHT, TOP))] if is_cloud else []),
-    ]
-    for number, (name, column) in enumerate(chart.columns.items()):
-        if chart.mark == "histogram":
-            for (low, high), count in zip(itertools.pairwise(chart.x), column, strict=True):
-                words = f"{short_number(low)} to {short_number(high)}: {count:,} row{'s' * (count != 1)}"
-                at, left, width = y.at(count or 0), x.at(low) + 0.4, max(0.5, x.at(high) - x.at(low) - 0.8)
-                form = '<rect class="bar s0" x="{}" y="{}" width="{}" height="{}"><title>{}</title></rect>'
-                parts.append(_tag(form, *map(_px, (left, at, width, BOTTOM - at)), words))
-        else:
-            kind = "points" if is_cloud else "curve"
-            parts.append(_path(f"{kind} s{number % MOST_STYLES}", _pen(chart, column, x, y), name))
-    return [*parts, *legend], HEIGHT + more
+    return found
 
 
 def _pen(chart: Chart, column: Sequence[float | None], x_axis: Axis, y_axis: Axis) -> str:
@@ -248,6 +219,9 @@ def _pen(chart: Chart, column: Sequence[float | None], x_axis: Axis, y_axis: Axi
         if y is None or not math.isfinite(x + y):
             pen = "M"
             continue
-        pieces.append(_d(f"{pen}{{}} {{}}", x_axis.at(x), y_axis.at(y)))
+        pieces.append(f"{pen}{x_axis.at(x):.1f} {y_axis.at(y):.1f}")
         pen = "h0M" if chart.mark == "point" else "L"
     return "".join(pieces) + "h0.1" * (len(pieces) == 1 or chart.mark == "point")  # a single point is a dot
+
+
+Block = Text | Table | Chart | Code

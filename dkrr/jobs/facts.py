@@ -1,7 +1,8 @@
-"""What is said of a run, in names and values: once, for terminals, notebooks and the page.
+"""What is said of plans, fits and runs, in names and values: once, for terminals, notebooks and the page of a run.
 
-You need it to show a run: who shows it only lays it out. Costs the reading of two small documents (of a dozen for the
-page), and nothing of NumPy or Dask.
+You need it to show one of them: who shows it only lays it out. Everything comes from the plain data of a plan, a
+``result.json`` and a status. Costs the reading of two small documents (of a dozen for the page), and nothing of NumPy
+or Dask.
 """
 
 from __future__ import annotations
@@ -11,16 +12,30 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any
 
 from dkrr.errors import DkrrError
-from dkrr.jobs.charts import Chart, Table
 from dkrr.jobs.run_directory import RunDirectory, read_events
 from dkrr.jobs.status import Status, look_once
-from dkrr.markup import Facts, clock_text, cut, facts_html, known, listed, number, seconds, size
+from dkrr.markup import (
+    DASH,
+    Facts,
+    clock_text,
+    cut,
+    facts_html,
+    facts_text,
+    known,
+    listed,
+    loss_words,
+    number,
+    seconds,
+    size,
+)
 from dkrr.store.lease import described
 
+MOST_CANDIDATES = 12
 MOST_JOB_LETTERS = 60_000
+_EPS = {"float32": 1.1920928955078125e-07}
 REMOVED = "[removed]"
 _NAMES = re.compile(r"secret|passw|token|credential|access_?key|private_?key|api_?key|authori[sz]ation", re.IGNORECASE)
 _PATTERNS = (
@@ -38,6 +53,172 @@ _PATTERNS = (
 
 # phases that count iterations; what follows a comma in a phase's name is a fact of the moment, e.g. a residual
 ITERATIVE = ("cg", "refine", "nystrom")
+
+
+class Shown:
+    """What is shown as names and values: as two columns in terminals, as a table in notebooks."""
+
+    def facts(self) -> Facts:
+        """Names and values."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return facts_text(self.facts())
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return facts_html(type(self).__name__.removesuffix("Summary").lower(), self.facts())
+
+
+# --- plans and fits ---------------------------------------------------------------------------------------------------
+
+
+def between(low: float, high: float) -> str:
+    """Two numbers, one where they are the same, or the lower one is not known; "" where there is none."""
+    first, last = f"{low:,.0f}", f"{high:,.0f}"
+    return (last if not low or first == last else f"{first} to {last}") if high else ""
+
+
+def candidate_rows(plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The cheapest ways: name, time, iterations, memory of a worker, disk, what makes it impossible; of two or more."""
+    ways = plan.get("candidates") or []
+    cheapest = sorted(ways, key=lambda item: (bool(item.get("infeasible")), item.get("total_seconds") or 0.0))
+    return [
+        (
+            cut(item.get("name", "")),
+            seconds(item.get("total_seconds")),
+            between(span["low"], span["high"]) if (span := item.get("iterations")) else DASH,
+            size(item.get("memory_bytes")),
+            size(sum((item.get("disk_bytes") or {}).values())),
+            cut(f"not possible: {item['infeasible']}" if item.get("infeasible") else "possible"),
+        )
+        for item in cheapest[: MOST_CANDIDATES * (len(ways) > 1)]
+    ]
+
+
+def time_rows(plan: Mapping[str, Any], spent: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Expected and actual time of every phase, and of all of them; and how many times as much it took."""
+    expected = plan.get("estimated_seconds") or {}
+    whole = plan.get("total_seconds") or sum(expected.values())
+    rows = []
+    for name in [*dict.fromkeys(name for name in [*spent, *expected] if name != "total"), "total"]:
+        first, second = (whole if name == "total" else expected.get(name)), spent.get(name)
+        ratio = second / first if first and second else None
+        words = DASH if ratio is None else "< 0.01 times" if ratio < 0.01 else f"{ratio:.2g} times"
+        rows.append((cut(name, 60), *(DASH if t is None else seconds(t) for t in (first, second)), words))
+    low = plan.get("estimated_low_seconds") or whole
+    if abs(low - whole) >= 0.05 * whole:
+        rows[-1] = ("total", f"{seconds(low)} to {seconds(whole)}", *rows[-1][2:])
+    return rows
+
+
+def size_rows(plan: Mapping[str, Any], result: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Expected and actual memory, disk and iterations."""
+    peak, client = max((result.get("peak_rss_bytes") or {}).values(), default=0), result.get("client_peak_rss_bytes")
+    kept, took = f"{size(sum((result.get('kept') or {}).values()))} of matrices kept", result.get("num_iterations")
+    rows = [
+        ("peak memory of a worker", size(plan.get("task_bytes")), size(peak) if peak else DASH),
+        ("peak memory of the driver", size(plan.get("client_bytes")), size(client) if client else DASH),
+        ("on disk", size(sum((plan.get("disk_bytes") or {}).values())), kept if result else DASH),
+        ("iterations", between(*plan.get("iterations") or (0, 0)), DASH if took is None else number(took)),
+    ]
+    return [row for row in rows if row[1]]
+
+
+def exactness_facts(plan: Mapping[str, Any], result: Mapping[str, Any]) -> Facts:
+    """How near the answer is to the exact one, for the least exact target."""
+    if certificates := result.get("certificates"):
+        return [
+            ("loss", loss_words(result.get("loss") or plan.get("loss"))),
+            ("largest duality gap", f"{max(item['gap'] for item in certificates):.3e}"),
+            ("largest KKT violation", f"{max(item['kkt'] for item in certificates):.3e}"),
+            ("support vectors", f"{number(result.get('num_support'))} of {number(plan.get('num_rows'))} rows"),
+        ]
+    backward, precision = result.get("backward_error") or [], str(result.get("precision", "float64"))
+    bar = f"{30 * plan.get('num_rows', 0) * _EPS.get(precision, 2.0**-52):.3e} ({precision})"
+    return [
+        ("largest relative residual", f"{max(result['relative_residual']):.3e}"),
+        ("largest backward error", f"{max(backward):.3e}" if backward else "unknown"),
+        ("30 n eps", f"{bar}; a direct solve with a larger backward error fails"),
+    ]
+
+
+def leave_one_out_facts(result: Mapping[str, Any]) -> Facts:
+    """The error, its generalised estimate and the degrees of freedom of every target."""
+    found = result.get("leave_one_out") or {}
+    return known(
+        ("leave-one-out rmse", listed(found.get("rmse") or [])),
+        ("leave-one-out rmse, by generalised cross validation", listed([v**0.5 for v in found.get("gcv") or []])),
+        ("degrees of freedom", listed(found.get("degrees_of_freedom") or [], ",.1f")),
+    )
+
+
+def path_rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Several C: the value, its alpha, its score on the held-out rows, support vectors, gap, and which was chosen."""
+    return [
+        (
+            f"C {point['C']:g}",
+            f"alpha {listed(point['alpha'], 'g')}",
+            f"{cut(point['metric'], 40)} {number(point['score'])}",
+            f"{number(point['num_support'])} support vectors",
+            f"gap {point['gap']:.1e}",
+            "chosen" if point["chosen"] else "",
+        )
+        for point in result.get("path") or []
+    ]
+
+
+def score_facts(result: Mapping[str, Any]) -> Facts:
+    """Scores on the held-out rows."""
+    score: dict[str, Any] = result.get("score") or {}
+    inside, coverage = ", ".join(f"{share:.1%}" for share in (score.get("coverage") or [])[:8]), score.get("intervals")
+    how = "between the outer quantiles" if score.get("pinball") else "inside (jackknife)"
+    shares = {name.replace("_", " "): score.get(name) for name in ("accuracy", "balanced_accuracy")}
+    names = {"r2": "R²", "pinball": "pinball loss"}
+    return known(
+        ("rows", score and number(score.get("num_rows"))),
+        *((name, value is not None and f"{value:.2%}") for name, value in shares.items()),
+        ("log loss", score.get("log_loss") is not None and f"{score['log_loss']:.5g}"),
+        *((names.get(k, k), score.get(k) and listed(score[k])) for k in ("rmse", "r2", "pinball")),
+        ("rmse / std of targets", score.get("rmse_whitened") and listed(score["rmse_whitened"])),
+        (f"{100 * (coverage or 0):g} % intervals", coverage and inside and f"{inside} of these rows are {how}"),
+        ("metric of the job", score and cut(result.get("metric") or "")),
+    )
+
+
+def reuse_facts(result: Mapping[str, Any], reused: dict[str, Any]) -> Facts:
+    """What was found, in an earlier attempt or of earlier fits, and what is kept for later ones."""
+    total, computed = result.get("tiles_total") or 0, result.get("tiles_computed") or 0
+    kept = list((result.get("kept") or {}).items())[:8]
+    return known(
+        ("tiles of the factor", total and f"{total:,}, {computed:,} computed, {total - computed:,} found valid"),
+        *((name, cut(text)) for name, text in reused_rows(reused)[:20]),
+        *(("kept for later", f"{size(num_bytes)} in {cut(place, 200)}") for place, num_bytes in kept),
+    )
+
+
+def reused_rows(reused: dict[str, Any]) -> Facts:
+    """What earlier fits in the store saved (``reused`` of a summary or a status), in words."""
+    rows = []
+    for name in ("factor", "gram"):
+        if (found := reused.get(name)) is not None:
+            text = f"{found['rows']:,} of {found['of_rows']:,} rows of the {name}, {found['share']:.1%} of its work"
+            rows.append(("reused", text + (f", about {found['seconds']:,.1f} s" if found.get("seconds") else "")))
+    rows += [("not reused", reason) for reason in reused.get("not_continued", {}).values()]
+    for name, key, frozen, anew in (
+        ("scaling", "scaling", "that of earlier rows", "of all rows, anew"),
+        ("centre", "center", "the mean of earlier rows", "that of all rows, anew"),
+    ):
+        found = reused.get(key)
+        if found is not None and (found[key] != "frozen" or found["drift"]["rows"] or key == "center"):
+            drift = f"{found['drift']['rows']:,} newer rows drift by {found['drift']['value']:.2g}"
+            rows.append((name, f"{frozen if found[key] == 'frozen' else anew}; {drift}, limit {found['limit']:g}"))
+    if (start := reused.get("start")) is not None:
+        rows.append(("start", f"coefficients of {start['rows']:,} rows, from {start['source']}"))
+    return rows
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
 
 
 class Run(RunDirectory):
@@ -151,23 +332,6 @@ def _unit(name: str) -> str:
 # --- everything about a run, for its page -----------------------------------------------------------------------------
 
 
-class Text(NamedTuple):
-    """A sentence; ``missing`` when it says why something is not there."""
-
-    text: str
-    missing: bool = False
-
-
-class Code(NamedTuple):
-    """Text as it was written, folded."""
-
-    summary: str
-    code: str
-
-
-Block = Text | Table | Chart | Code
-
-
 class Findings:
     """Everything that a run's directory says about it, read once, of any state.
 
@@ -201,10 +365,6 @@ class Findings:
         if self.is_finished:
             return "this run did not record it"
         return f"the run {'' if self.state == 'failed' else 'was '}{self.state} before {event}"
-
-    def missing(self, sentence: str, event: str) -> Text:
-        """Why a section has nothing to show: it would come with an event."""
-        return Text(f"{sentence}: {self.before(event)}.", missing=True)
 
     def part(self, *names: str) -> Any:
         """Something of ``figures.json``, e.g. ``part("data", "num_rows")``; None where it is not."""

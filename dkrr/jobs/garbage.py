@@ -27,6 +27,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import os
 import re
 import stat
@@ -60,9 +61,9 @@ from dkrr.store.lease import hold_lock
 from dkrr.store.objects import Entry
 
 KEPT_SECONDS = 3600.0
-# A driver says every few seconds that it is there; state and phase until it has a plan.
+# A driver says every few seconds that it is there; states of one, and phases until it has a plan.
 SILENT_SECONDS = 120.0
-PLANNING = (("starting", ""), ("running", ""), ("running", "prepare"), ("running", "plan"))
+AT_WORK, PLANNING = ("starting", "running"), ("", "prepare", "plan")
 _KEY = re.compile(rb"[0-9a-f]{32,64}")
 _HASH, _DRAWN = "[0-9a-f]{40}", "[0-9a-f]{32}"
 # what a store holds, by folder: besides arrays, vectors of a pass that was killed, notes about float32 factors that
@@ -119,11 +120,15 @@ def find_garbage(
     ):
         raise StoreError(f"{root} is not a store (no folder grams or factors)", hint="name the folder of the store")
     users = {note: _present(note, places) for note, places in users_of(root).items()}
+    given_runs = [_absolute(folder) for folder in runs]
+    for folder in given_runs:
+        if not is_url(folder) and not os.path.isdir(folder):
+            raise StoreError(f"{folder} is not a folder", hint="check the path of the runs")
     given = os.fspath(store) if is_url(root) else os.path.abspath(store)  # a link has runs beside it, too
     folders = [
         parent_of(root),
         _absolute(parent_of(given)),
-        *map(_absolute, runs),
+        *given_runs,
         *(place for places in users.values() for place in places),
         # of a store that was moved away from its runs
         *(parent_of(model) for model in recorded_models(root) if not is_url(model) and os.path.isdir(model)),
@@ -244,12 +249,10 @@ def _everything_below(location: str) -> tuple[list[Entry], list[str]]:
     Raises
     ------
     StoreError
-        There is no such folder, or one in it cannot be read, where a run may lie.
+        A folder in it cannot be read, where a run may lie.
     """
     if is_url(location):
         return list_entries(location), []
-    if not os.path.isdir(location):
-        raise StoreError(f"{location} is not a folder", hint="check the path of the runs")
     found, links = [], []
     for parent, folders, names in os.walk(location, onerror=_refuse):
         for name in [*folders, *names]:
@@ -291,12 +294,18 @@ def _named_keys(location: str, entries: list[Entry], store: str) -> set[str]:
 
 
 def _is_planning(location: str, entries: list[Entry], since: float) -> bool:
-    """Whether a run that said since then that it is there has not come to its plan: it may find anything."""
-    for entry in entries:
-        if name_of(entry.key) == "status.json" and entry.modified >= since:
+    """Whether a run that said since then that it is there had no plan when it was listed: it may find anything."""
+    modified = {entry.key: entry.modified for entry in entries}
+    folders = {
+        key.removesuffix(name) for key in modified for name in [name_of(key)] if name in ("status.json", "job.json")
+    }
+    for folder in folders:
+        # a list may miss a file that is being replaced
+        if modified.get(f"{folder}status.json", math.inf) >= since:
             with contextlib.suppress(ValueError):  # what others call so
-                status = json.loads(read_key(location, entry.key) or b"{}")
-                if isinstance(status, dict) and (status.get("state"), status.get("phase")) in PLANNING:
+                status = json.loads(read_key(location, f"{folder}status.json") or b"{}")
+                state, phase = (status.get("state"), status.get("phase")) if isinstance(status, dict) else ("", "")
+                if state in AT_WORK and (phase in PLANNING or f"{folder}plan.json" not in modified):
                     return True
     return False
 

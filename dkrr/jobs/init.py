@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.dataset.columns import column_number, did_you_mean
+from dkrr.dataset.columns import column_number
 from dkrr.dataset.sources import Table, open_table
 from dkrr.dataset.table import is_missing, is_number
 from dkrr.errors import DataError, JobFileError
@@ -31,8 +31,6 @@ from dkrr.jobs.toml import FILE_SUFFIXES
 from dkrr.selection.search import start_width
 from dkrr.store.documents import create_bytes
 from dkrr.store.files import is_url, name_of
-
-__all__ = ["init_job", "is_data", "median_gamma", "write_job"]
 
 READ_ROWS = 100_000
 READ_BYTES = 256 * 2**20
@@ -72,19 +70,13 @@ def init_job(
     table = _open(path, reading, named)
     if not named and table.target is None:
         named = [table.names[-1] if table.is_named else -1]
-    for name in named:
-        if isinstance(name, str) and name not in table.names and not is_number(name):
-            hint = did_you_mean(name, table.names, f"its columns: {', '.join(table.names[:20])}")
-            raise JobFileError(f"{table.label} has no column {name!r}", hint=hint)
     positions = [column_number(table, name, "target") for name in named] or list(table.target or ())
     features = [i for i in range(len(table.names)) if i not in {*positions, table.weight}]
     rows, is_text = _read_sample(table, features, positions, reading.get("decimal", "."))
     given = is_url(path) or path.startswith(BUILT_IN) or os.path.isabs(path)
-    target_line = (
-        f"target = {toml.inline(named)}   # names or column numbers; -1 is the last column"
-        if named
-        else f"# target = {toml.inline([table.names[i] for i in positions])}   # declared by the data itself"
-    )
+    target_line = f"target = {toml.inline(named)}   # names or column numbers; -1 is the last column"
+    if not named:
+        target_line = f"# target = {toml.inline([table.names[i] for i in positions])}   # declared by the data itself"
     return _TEMPLATE.format(
         path=toml.inline(path if given else os.path.relpath(path, base)),
         target=target_line,
@@ -100,9 +92,7 @@ def init_job(
 
 def is_data(path: str) -> bool:
     """Whether a path or address is that of data, by its ending, and not that of a job file."""
-    if is_url(path) or path.startswith(BUILT_IN) or os.path.isdir(path):
-        return True
-    return path.endswith(FILE_SUFFIXES)
+    return is_url(path) or path.startswith(BUILT_IN) or os.path.isdir(path) or path.endswith(FILE_SUFFIXES)
 
 
 def write_job(
@@ -178,13 +168,7 @@ def _read_sample(
 
 
 def _is_word(label: Any, decimal: str) -> bool:
-    if isinstance(label, str):
-        return not is_number(label, decimal) and not is_missing(label)
-    try:
-        float(label)
-    except (TypeError, ValueError):
-        return label is not None and type(label).__name__ != "NAType"
-    return False
+    return isinstance(label, str) and not is_number(label, decimal) and not is_missing(label)
 
 
 def _name(path: str) -> str:

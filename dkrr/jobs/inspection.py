@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from dkrr.jobs.status import look_once
 from dkrr.kernels import kernel_from_dict
 from dkrr.linalg.gram import verify_factor, verify_gram
 from dkrr.linalg.operators import RidgeOperator, Rows
+from dkrr.markup import listed
 from dkrr.models.model import BLOCK_ROWS, load_model
 from dkrr.store.files import arrays_below, is_url, join, list_keys, parent_of, read_json
 from dkrr.tiles import TileGrid, TileMatrix
@@ -55,10 +56,9 @@ def verify(path: str) -> list[str]:
     StoreError
         Nothing of dkrr is there.
     """
-    kind, problems = kind_of(path), []
+    kind, problems = kind_of(path), list[str]()
     try:
-        for problem in _KINDS[kind][1](path):
-            problems.append(problem)
+        problems.extend(_KINDS[kind][1](path) or ())
     except DkrrError as exc:
         problems.append(exc.message)
     return problems
@@ -96,10 +96,6 @@ def kind_of(path: str) -> str:
 
 
 def _describe_dataset(path: str) -> dict[str, Any]:
-
-    def named(names: tuple[str, ...]) -> str:
-        return f"{len(names)} ({', '.join(names[:8])}{', ...' if len(names) > 8 else ''})" if names else "0"
-
     dataset = open_dataset(path)
     generations = []
     for found in dataset.generations:
@@ -108,8 +104,8 @@ def _describe_dataset(path: str) -> dict[str, Any]:
         generations.append(f"{found.number}{name}: {found.num_rows:,} rows{dropped}")
     return {
         "rows": dataset.num_rows,
-        "features": named(dataset.feature_names),
-        "targets": named(dataset.target_names),
+        "features": f"{dataset.num_features} ({listed(dataset.feature_names)})",
+        "targets": f"{dataset.num_targets} ({listed(dataset.target_names)})" if dataset.num_targets else "0",
         "weights": dataset.weight_name or "none",
         "classes": "none" if dataset.classes is None else ", ".join(map(str, dataset.classes)),
         "chunks": f"{dataset.X.num_chunks} of {dataset.X.rows_per_chunk} rows",
@@ -118,29 +114,19 @@ def _describe_dataset(path: str) -> dict[str, Any]:
     }
 
 
-def _verify_dataset(path: str) -> Iterator[str]:
-
-    open_dataset(path).verify()
-    return iter(())
-
-
 def _describe_model(path: str) -> dict[str, Any]:
-
     model = load_model(path, verify=False)
     solution, scaling, intercept = model.solution, model.scaling, model.intercept
     # targets of a loss for labels are classes, and not whitened
     whitens_y = scaling is not None and bool(scaling.y_mean.any() or (scaling.y_std != 1).any())
-    shown = "none" if intercept is None else ", ".join(f"{value:.6g}" for value in intercept[:8])
-    if intercept is not None:
-        shown += (", ..." if len(intercept) > 8 else "") + (" (of the whitened target)" if whitens_y else "")
-    worst, exact = solution.worst
+    of_what, (worst, exact) = " (of the whitened target)" if whitens_y else "", solution.worst
     facts = {
         "rows": model.num_rows,
         "features": model.num_features,
         "targets": model.num_targets,
         "kernel": "precomputed" if model.kernel is None else model.kernel.to_dict(),
         "scaling": "none" if scaling is None else "X and y whitened" if whitens_y else "X whitened",
-        "intercept": shown,
+        "intercept": "none" if intercept is None else listed(intercept.tolist(), ".6g") + of_what,
         "solver": f"{solution.solver}, {solution.precision}" + ("" if solution.converged else ", NOT CONVERGED"),
         "iterations": solution.num_iterations,
         worst: f"{exact:.1e}",
@@ -153,17 +139,14 @@ def _describe_model(path: str) -> dict[str, Any]:
     return facts | {name: value for name, value in details.items() if name not in facts}
 
 
-def _verify_model(path: str) -> Iterator[str]:
-
+def _verify_model(path: str) -> None:
     model = load_model(path)  # compares every key with the manifest
     for rows in (part for part in (model.x_fit, model.dual_coef) if part is not None):
         for start in range(0, rows.num_rows, BLOCK_ROWS):
             rows.read(start, min(start + BLOCK_ROWS, rows.num_rows))
-    return iter(())
 
 
 def _describe_tiles(path: str) -> dict[str, Any]:
-
     matrix = TileMatrix.open(path)
     total = matrix.grid.num_lower
     return {
@@ -174,18 +157,15 @@ def _describe_tiles(path: str) -> dict[str, Any]:
     }
 
 
-def _verify_tiles(path: str) -> Iterator[str]:
+def _verify_tiles(path: str) -> Iterable[str]:
     """Every lower tile: there, its checksum right, finite, sampled entries as they must be; and no file besides."""
-
     matrix = TileMatrix.open(path)
     attributes = matrix.array.attributes
-    verify_matrix = verify_factor if "alpha" in attributes else verify_gram
-    return iter(verify_matrix(matrix, _operator_of(path, attributes)))
+    return (verify_factor if "alpha" in attributes else verify_gram)(matrix, _operator_of(path, attributes))
 
 
 def _operator_of(path: str, attributes: dict[str, Any]) -> Any:
     """The operator that tiles were made from, when its kernel is known and its rows lie in the same store, or None."""
-
     center, weight_digest = attributes["center"], attributes.get("weight_digest")
     is_given = attributes["kernel"] == {"kernel": "precomputed"}
     for candidate in () if is_given else arrays_below(parent_of(parent_of(path)), "data", "rows"):
@@ -222,18 +202,19 @@ def _describe_run(path: str) -> dict[str, Any]:
 
 def _verify_run(path: str) -> Iterator[str]:
     """The model, what the run keeps in the store, its documents; and nothing left by an interrupted write."""
-    documents = {}
+    kept: Iterable[str] = ()  # of result.json, which is the last
     for name in ("job.json", "plan.json", "result.json"):
         try:
-            documents[name] = RunDirectory(path).read(name)
+            document = RunDirectory(path).read(name)
         except DkrrError as exc:
             yield exc.message
             continue
-        if documents[name] is None:
+        kept = (document or {}).get("kept", ())
+        if document is None:
             yield f"{name} is missing"
     yield from verify(join(path, "model.zarr"))
-    for kept in (documents.get("result.json") or {}).get("kept", {}):
-        yield from (f"{kept}: {problem}" for problem in verify(kept))
+    for location in kept:
+        yield from (f"{location}: {problem}" for problem in verify(location))
     yield from _partial(path)
 
 
@@ -242,10 +223,11 @@ def _partial(path: str, below: str = "") -> Iterator[str]:
 
 
 def _describe_registered(path: str) -> dict[str, Any]:
-    aliases, versions = NamedModel(path).aliases(), NamedModel(path).versions()
+    model = NamedModel(path)
+    aliases = model.aliases()
     return {
         "aliases": ", ".join(f"{name} {version}" for name, version in sorted(aliases.targets.items())) or "none",
-        "versions": ", ".join(version.id for version in versions) or "none",
+        "versions": ", ".join(version.id for version in model.versions()) or "none",
         "changes": aliases.epoch,
     }
 
@@ -263,8 +245,8 @@ def _verify_registered(path: str) -> Iterator[str]:
     yield from _partial(join(path, VERSIONS), f"{VERSIONS}/")
 
 
-_KINDS: dict[str, tuple[Callable[[str], dict[str, Any]], Callable[[str], Iterator[str]]]] = {
-    "data set": (_describe_dataset, _verify_dataset),
+_KINDS: dict[str, tuple[Callable[[str], dict[str, Any]], Callable[[str], Iterable[str] | None]]] = {
+    "data set": (_describe_dataset, lambda path: open_dataset(path).verify()),
     "model": (_describe_model, _verify_model),
     "Gram matrix": (_describe_tiles, _verify_tiles),
     "factor": (_describe_tiles, _verify_tiles),

@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,23 +36,16 @@ from dkrr.jobs.run_directory import RunDirectory
 from dkrr.jobs.spec import JobSpec
 from dkrr.kernels import kernel_from_dict
 from dkrr.linalg.catalogue import key_of
-from dkrr.linalg.fit_losses import LossFit, fit_losses
+from dkrr.linalg.fit_losses import fit_losses
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import quantile_names
 from dkrr.models.tiled import Solved, label_targets, loss_details, loss_parts
 from dkrr.store.files import children
 
-__all__ = ["fit_loss", "loss_of"]
-
 logger = logging.getLogger("dkrr.jobs")
 
 CHECKPOINT_SECONDS = 10.0
 MOST_POINTS = 200
-
-
-def loss_of(plan: Plan) -> dict[str, Any] | None:
-    """The loss and its parameter, as a model is remembered by; None of the square."""
-    return None if plan.loss is None else {name: value for name, value in plan.loss.items() if name != "C"}
 
 
 @contextmanager
@@ -97,7 +89,7 @@ def fit_loss(
     if start is not None:
         workspace.reused["start"] = {"rows": len(X), "source": goes_on.name}
     elif len(path) == 1:
-        earlier = begin(train, kernel, [path[0][1]], loss_of(plan), workspace)
+        earlier = begin(train, kernel, [path[0][1]], plan.loss_parameters, workspace)
         if earlier is not None:
             start = np.zeros((len(X), num_columns))
             start[: len(earlier)] = earlier[:, -num_columns:]  # of two classes the second one
@@ -123,7 +115,7 @@ def fit_loss(
         raise
     finally:
         workspace.record(plan.solver, RunSummary(seconds=time.perf_counter() - goes_on.began))
-    goes_on.end(found)
+    goes_on.trace.is_over = True
     details = {"precision": plan.precision, "fit_intercept": model.fit_intercept, "tol": solver.tol}
     details |= {"allow_unconverged": True} if solver.allow_unconverged else {}
     columns = _columns(prepared, model.quantile if isinstance(model.quantile, list) else [])
@@ -146,8 +138,7 @@ def fit_loss(
 
 def _targets(train: Dataset, weight: Floats, scaling: Scaling | None) -> Floats:
     """Targets (n, t), whitened where the rows are; -1 and +1 for classes, (n, 1) for two of them."""
-    assert train.y is not None  # noqa: S101  (narrows the type)
-    y = train.y.read(0, train.num_rows)
+    y = train.targets.read(0, train.num_rows)
     if train.classes is None:
         return y
     # whitened by an earlier fit, whose rows were all of one class, columns do not tell classes apart
@@ -186,10 +177,8 @@ class _Progress:
     ) -> None:
         self.workspace, self.solver, self.directory = workspace, plan.solver, directory
         self.name = f"loss-{key_of(fields)[:16]}.npy"
-        self._new_trace = partial(workspace.trace, plan.solver, tol, plan.alpha)
+        self.trace = workspace.trace(plan.solver, tol, plan.alpha)  # of one target, class and C after another
         self.began, self._saved = time.perf_counter(), time.monotonic()
-        self._first_trace = len(workspace.traces)
-        self._last = -1
         self._coefficients: Callable[[], Floats] | None = None
         self(0, np.inf, None)
 
@@ -212,10 +201,7 @@ class _Progress:
             self.workspace.progress(f"{self.solver}, iteration {number:,}{shown}", number, 0, 0.0, 0.0)
         if coefficients is None:
             return
-        if number <= self._last or self._last < 0:
-            self._trace = self._new_trace()
-        self._last = number
-        self._trace.add(number, np.array([gap]))
+        self.trace.add(len(self.trace.iterations), np.array([gap]))
         if time.monotonic() - self._saved >= CHECKPOINT_SECONDS:
             self.save()
 
@@ -232,13 +218,3 @@ class _Progress:
         for name in children(self.directory.location):
             if name.startswith("loss-") and name.endswith(".npy"):
                 self.directory.remove(name)
-
-    def end(self, found: LossFit) -> None:
-        """The gaps of each target, instead of the largest ones, which are known before the end."""
-        del self.workspace.traces[self._first_trace :]
-        trace = self._new_trace()
-        histories = [np.array(answer.history) for answer in found.answers]
-        for number in np.unique(np.concatenate([history[:, 0] for history in histories])):
-            places = [max(0, np.searchsorted(history[:, 0], number, "right") - 1) for history in histories]
-            trace.add(int(number), np.array([each[k, 1] for each, k in zip(histories, places, strict=True)]))
-        trace.is_over = True

@@ -21,7 +21,6 @@ from dkrr.linalg.loss import Loss, make_loss
 if TYPE_CHECKING:
     from dkrr.jobs.spec import JobSpec
 
-__all__ = ["OF_LABELS", "KernelTable", "ModelSpec", "check_job", "check_metric", "with_defaults"]
 
 TOL = 1e-6
 # whose estimators take alpha, and not C
@@ -210,7 +209,10 @@ class ModelSpec(KernelParameters):
             self.losses()
         except ParameterError as exc:
             raise JobFileError(f"[model] {exc.message}", hint=exc.hint, key=["model", _PARAMETERS[loss][0]]) from None
-        return self
+        if self.C is None:
+            return self
+        alpha = [0.5 / value for value in self.C] if isinstance(self.C, list) else 0.5 / self.C
+        return self.model_copy(update={"alpha": alpha})
 
     def build_kernel(self) -> Kernel:
         """The kernel of the job; gamma may still be None, which ``Kernel.resolve`` makes a number."""
@@ -242,7 +244,7 @@ class ModelSpec(KernelParameters):
 
 
 def with_defaults(document: dict[str, Any]) -> dict[str, Any]:
-    """A job of another loss than the square with what it leaves out; ``alpha`` is there where C is.
+    """A job of another loss than the square with what it leaves out.
 
     Raises
     ------
@@ -255,16 +257,10 @@ def with_defaults(document: dict[str, Any]) -> dict[str, Any]:
         return document
     if "alpha" in model and "C" in model:
         raise misplaced(("model", "C"), "and alpha are both given", "give one of them: C = 1 / (2 alpha)")
-    model = {"fit_intercept": True, **dict([_PARAMETERS[loss]] if loss in _PARAMETERS else []), **model}
+    own = {"fit_intercept": True, **dict([_PARAMETERS[loss]] if loss in _PARAMETERS else [])}
     if "alpha" not in model and "C" not in model and loss not in _OF_ALPHA:
-        model["C"] = 1.0
-    C = model.get("C")
-    values: list[Any] = C if isinstance(C, list) else [C]
-    # what is none of these is refused where C is checked
-    if values and all(isinstance(item, int | float) and 0 < item < float("inf") for item in values):
-        alpha = [0.5 / item for item in values]
-        model["alpha"] = alpha if isinstance(C, list) else alpha[0]
-    return {**document, "model": model, "solver": {"tol": TOL, **solver}}
+        own["C"] = 1.0
+    return {**document, "model": {**own, **model}, "solver": {"tol": TOL, **solver}}
 
 
 def check_job(job: JobSpec) -> None:
@@ -290,7 +286,7 @@ def _loss_rules(job: JobSpec) -> Iterator[Rule]:
     model, evaluate, loss, one_hot = job.model, job.evaluate, job.model.loss, job.data.one_hot
     with_loss, is_for_labels = f"with loss = {loss!r}", make_loss(loss).is_for_labels
     yield (
-        isinstance(model.alpha, list) and not job.holds_out,
+        len(model.path) > 1 and not job.holds_out,
         ("model", "alpha" if model.C is None else "C"),
         "is a list, and no rows are held out to choose one by",
         "set [evaluate] fraction, or give one number; `dkrr tune` chooses one of [tune] C by folds",

@@ -12,12 +12,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 
@@ -40,70 +39,47 @@ logger = logging.getLogger("dkrr.runs")
 Progress = Callable[[str, int, int, float, float], None]
 
 
-class Sample(NamedTuple):
-    """What was at one moment: seconds since the attempt began, flops until then, resident bytes by process."""
-
-    seconds: float
-    flops: float
-    memory_bytes: dict[str, int]
-
-    def with_peaks_of(self, before: Sample) -> Sample:
-        """This moment, with the larger of the sizes now and before."""
-        sizes = {
-            name: max(item.memory_bytes.get(name, 0) for item in (before, self))
-            for name in {**before.memory_bytes, **self.memory_bytes}
-        }
-        return self._replace(memory_bytes=sizes)
-
-
 class Samples:
     """Memory of the workers, and the rate, over the time of one attempt: bounded however long it takes.
 
     When 240 samples are there, neighbours become one (the larger of two sizes) and every later one stands for twice the
-    time. Up to 12 workers have a curve each; of more, the largest, the median and the smallest are kept.
+    time. The driver and up to 12 workers, the largest, have a curve each.
     ``samples.json`` has those of the last attempt, some 30 kB at most.
     """
 
     def __init__(self) -> None:
-        self.samples: list[Sample] = []
+        # seconds since the attempt began, flops until then, resident bytes by process
+        self.samples: list[tuple[float, float, dict[str, int]]] = []
         self._count, self._every = 0, 1
 
     def add(self, seconds: float, flops: float, memory_bytes: dict[str, int]) -> None:
         """Take a sample; ``flops`` are all until now."""
-        sample = Sample(seconds, flops, {**memory_bytes, "driver": psutil.Process().memory_info().rss})
+        self.samples.append((seconds, flops, {**memory_bytes, "driver": psutil.Process().memory_info().rss}))
         if self._count % self._every:
-            self.samples[-1] = sample.with_peaks_of(self.samples[-1])
-        else:
-            self.samples.append(sample)
+            self.samples[-2:] = [_as_one(*self.samples[-2:])]
         self._count += 1
         if len(self.samples) > MOST_SAMPLES:
-            pairs = zip(self.samples[:MOST_SAMPLES:2], self.samples[1:MOST_SAMPLES:2], strict=True)
-            self.samples = [late.with_peaks_of(early) for early, late in pairs] + self.samples[MOST_SAMPLES:]
+            first, last = self.samples[:-1], self.samples[-1:]
+            self.samples = [*map(_as_one, first[::2], first[1::2]), *last]
             self._every *= 2
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: columns, with None where a process was not there."""
-        memory = [sample.memory_bytes for sample in self.samples]
-        names = dict.fromkeys(name for sizes in memory for name in sizes)
-        num_workers = max((len(sizes) - 1 for sizes in memory), default=0)
-        if len(names) - 1 > MOST_WORKERS:
-            memory = [_envelope(sizes) for sizes in memory]
-            names = dict.fromkeys(["largest", "median", "smallest", "driver"])
-        pairs = itertools.pairwise([Sample(0.0, 0.0, {}), *self.samples])
+        times, flops, memory = zip(*self.samples, strict=True) if self.samples else ((), (), ())
+        peaks = {name: max(sizes.get(name, 0) for sizes in memory) for name in set().union(*memory)}
+        names = sorted(peaks, key=lambda name: (name == "driver", peaks[name]))[-1 - MOST_WORKERS :]
+        spans = zip(itertools.pairwise((0.0, *times)), itertools.pairwise((0.0, *flops)), strict=True)
         return {
-            "num_workers": num_workers,
-            "seconds": [round(sample.seconds, 2) for sample in self.samples],
-            "flops_per_second": [
-                round((late.flops - early.flops) / max(late.seconds - early.seconds, 1e-9)) for early, late in pairs
-            ],
+            "seconds": [round(value, 2) for value in times],
+            "flops_per_second": [round((done - first) / max(now - then, 1e-9)) for (then, now), (first, done) in spans],
             "memory_bytes": {name: [sizes.get(name) for sizes in memory] for name in names},
         }
 
 
-def _envelope(sizes: dict[str, int]) -> dict[str, int]:
-    found = [value for name, value in sizes.items() if name != "driver"] or [0]
-    of_all = {"largest": max(found), "median": int(statistics.median(found)), "smallest": min(found)}
-    return {**of_all, "driver": sizes["driver"]}
+def _as_one(early: tuple[float, float, dict[str, int]], late: tuple[float, float, dict[str, int]]) -> Any:
+    """The later of two samples, with the larger of the sizes in both."""
+    sizes = {name: max(item.get(name, 0) for item in (early[2], late[2])) for name in {**early[2], **late[2]}}
+    return *late[:2], sizes
 
 
 class Monitor:
@@ -133,9 +109,11 @@ class Monitor:
         self._lock = threading.RLock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="dkrr-heartbeat")
-        self._handler = _Warnings(self.events)
-        self._executor_facts: Callable[[], dict[str, Any]] | None = None
-        self._memory: Callable[[], dict[str, int]] | None = None
+        # Python prints warnings that no handler takes, and this one must not be what silences them
+        printed = [] if logger.hasHandlers() or logging.lastResort is None else [logging.lastResort]
+        self._handlers: list[logging.Handler] = [_Warnings(self.events), *printed]
+        self._executor_facts: Callable[[], dict[str, Any]] = dict
+        self._memory: Callable[[], dict[str, int]] = dict
         self._samples = Samples()
         self._told_at: float | None = None
 
@@ -143,9 +121,9 @@ class Monitor:
 
     def start(self) -> None:
         """Write the first status and begin to beat."""
-        logging.getLogger("dkrr").addHandler(self._handler)
-        host = process_record()["host"]
-        self.events.add("state", f"driver {self.lease.epoch} started", host=host, driver=self.lease.kind)
+        for handler in self._handlers:
+            logging.getLogger("dkrr").addHandler(handler)
+        self.events.add("state", f"driver {self.lease.epoch} started", driver=self.lease.kind)
         self._write()
         if self._others is not None and hasattr(self._others, "attach"):
             self._others.attach(self.snapshot)
@@ -156,7 +134,8 @@ class Monitor:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
-        logging.getLogger("dkrr").removeHandler(self._handler)
+        for handler in self._handlers:
+            logging.getLogger("dkrr").removeHandler(handler)
 
     def phase(self, name: str) -> None:
         """Something begins that has no tasks to count; stop here when that is asked for."""
@@ -183,14 +162,13 @@ class Monitor:
         if self._others is not None:
             self._others(phase, done, total, flops_done, flops_total)
 
-    def working(self, facts: Callable[[], dict[str, Any]], memory: Callable[[], dict[str, int]] | None = None) -> None:
+    def working(self, facts: Callable[[], dict[str, Any]], memory: Callable[[], dict[str, int]] = dict) -> None:
         """The run has its workers; ``facts()`` says which, ``memory()`` their resident bytes, and neither waits."""
         self._executor_facts, self._memory = facts, memory
         self._sample()
-        with self._lock:
-            self._status.state = "running" if self._status.state == "starting" else self._status.state
-        self._take_facts()
         status = self._status
+        self.note(state="running" if status.state == "starting" else status.state)
+        self._take_facts()
         self.events.add(
             "cluster", f"{status.num_workers} workers, {status.num_threads} threads", scheduler=status.scheduler
         )
@@ -281,23 +259,21 @@ class Monitor:
             self._told_at = float("inf")  # the clean-up that follows must not be interrupted
 
     def _take_facts(self) -> None:
-        if self._executor_facts is not None:
-            before = {str(worker.get("address")) for worker in self._status.refused_workers}
-            self.note(**self._executor_facts())
-            for worker in self._status.refused_workers:
-                if str(worker.get("address")) not in before:
-                    self.events.add("warning", f"worker {worker.get('address')} gets no task: {worker.get('reason')}")
+        before = [worker.get("address") for worker in self._status.refused_workers]
+        self.note(**self._executor_facts())
+        for worker in self._status.refused_workers:
+            if worker.get("address") not in before:
+                self.events.add("warning", f"worker {worker.get('address')} gets no task: {worker.get('reason')}")
 
     def _sample(self) -> None:
-        memory = {} if self._memory is None else self._memory()
+        memory = self._memory()
         with self._lock:
             self._samples.add(time.monotonic() - self._began, self._meter.work, memory)
             self._status.memory_bytes = max(memory.values(), default=self._status.memory_bytes)
 
     def _write_samples(self) -> None:
-        self._samples_written, status = time.monotonic(), self._status
-        facts = {"epoch": status.epoch, "started_at": status.started_at}
-        self.directory.write("samples.json", self._samples.to_dict() | facts)
+        self._samples_written = time.monotonic()
+        self.directory.write("samples.json", self._samples.to_dict() | {"epoch": self.lease.epoch})
 
     def _write(self) -> None:
         with self._lock:
@@ -416,8 +392,3 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.events.add("warning", record.getMessage(), logger=record.name)
-        # Python prints warnings that no handler takes, and this one must not be what silences them
-        own = logging.getLogger("dkrr").handlers
-        alone = own[0] is self and all(isinstance(handler, _Warnings) for handler in own)
-        if alone and not logging.getLogger().handlers and logging.lastResort is not None:
-            logging.lastResort.handle(record)

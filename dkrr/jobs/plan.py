@@ -6,7 +6,6 @@ decided it. Memory, disk and seconds are those of :mod:`dkrr.fit.prices`.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, partial
@@ -32,17 +31,15 @@ from dkrr.fit.prices import (
 )
 from dkrr.fit.rates import Machine, measure_machine
 from dkrr.fit.trial import Trial, sample_trial
+from dkrr.jobs.facts import Shown, between, candidate_rows
 from dkrr.jobs.prepare import Prepared, check_loss_targets, prepare
 from dkrr.jobs.spec import JobSpec
-from dkrr.jobs.tables import Shown, plan_facts
 from dkrr.kernels import Kernel, kernel_from_dict
 from dkrr.linalg.workspace import task_bytes
-from dkrr.markup import size
+from dkrr.markup import Facts, kernel_words, known, loss_words, reasons_of, size
 from dkrr.models.tiled import loss_solver, usable_rows
 from dkrr.store.files import is_url
 from dkrr.tiles import TileGrid
-
-__all__ = ["Plan", "make_plan", "plan"]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -106,6 +103,11 @@ class Plan(Shown):
         return max(0, sum(self.disk_bytes.values()) - self.disk_present_bytes)
 
     @property
+    def loss_parameters(self) -> dict[str, Any] | None:
+        """The loss and its parameter, as a model is remembered by; None of the square."""
+        return None if self.loss is None else {name: value for name, value in self.loss.items() if name != "C"}
+
+    @property
     def threads(self) -> int:
         """Tasks at once."""
         return self.workers * self.threads_per_worker
@@ -127,17 +129,60 @@ class Plan(Shown):
         if self.refusal:
             raise PlanRefusedError(self.refusal, hint=self.hint)
 
-    def facts(self) -> list[tuple[str, str]]:
+    def facts(self) -> Facts:
         """What the job needs and what there is."""
-        return plan_facts(self)
+        document, side, has_factor = self.to_dict(), self.num_tiles_per_side, self.solver == "cholesky"
+        tasks = f"{self.num_tasks:,} tasks, " if has_factor else ""
+        parts = ", ".join(f"{name} {size(value)}" for name, value in self.disk_bytes.items() if value)
+        phases = ", ".join(f"{name} {value:.1f}" for name, value in self.estimated_seconds.items())
+        ways = candidate_rows(document)
+        return known(
+            *self.what(f"; {self.num_test_rows:,} held out" if self.num_test_rows else ""),
+            *((f"  {name}", text) for name, text in reasons_of(document)),
+            ("tiles", has_factor and f"{self.tile_size} rows; {side} a side, {side * (side + 1) // 2:,} in all"),
+            ("work", f"{tasks}{self.flops:.3g} flops"),
+            ("schedule", has_factor and self.expected_efficiency and self._schedule()),
+            ("workers", f"{self.workers}, memory limit {size(self.memory_limit_bytes)} each"),
+            ("memory", f"projected peak {size(self.task_bytes)} a worker, {size(self.client_bytes)} this process"),
+            ("disk", f"{size(self.disk_needed_bytes)} to write ({parts}); {size(self.disk_free_bytes)} free"),
+            ("iterations", between(*self.iterations or (0, 0))),
+            ("estimated", f"{between(self.estimated_low_seconds, self.total_seconds)} s ({phases})"),
+            ("candidates", ways and f"{len(self.candidates)} in all: time, iterations, memory of a worker, on disk"),
+            *((f"  {name}", ", ".join(rest)) for name, *rest in ways),
+            *(("note", note) for note in self.notes),
+            ("refused", self.refusal + (f": {self.hint}" if self.hint else "")),
+        )
 
-    def __repr__(self) -> str:
-        from rich.console import Console
+    def what(self, held_out: str = "") -> Facts:
+        """Rows, model and solver of a self."""
+        targets = f"{self.num_targets} target{'s' * (self.num_targets != 1)}"
+        loss = f"{loss_words(self.loss)}, " if self.loss else ""
+        how = f", Gram matrix {self.gram.replace('_', ' ')}"
+        if self.solver == "primal":
+            how = ": explicit features, no Gram matrix"
+        elif self.loss is not None:
+            how = ": rows in this process, columns of the Gram matrix made when needed"
+        elif self.nystrom is not None:
+            how = f", {self.nystrom['num_centers']:,} centres: an approximation"
+        elif self.solver == "cg":
+            how = f", {f'preconditioner of rank {self.rank:,}' if self.rank else 'no preconditioner'}{how}"
+        return [
+            ("training rows", f"{self.num_rows:,} x {self.num_features:,}, {targets}{held_out}"),
+            ("model", f"{kernel_words(self.kernel)}, {loss}alpha {', '.join(f'{value:g}' for value in self.alpha)}"),
+            ("solver", f"{self.solver if self.nystrom is None else 'nystrom'}, {self.precision}{how}"),
+        ]
 
-        console = Console(width=100)
-        with console.capture() as text:
-            console.print(self.table())
-        return text.get()
+    def _schedule(self) -> str:
+        """How busy the workers will be, and which sums are split for it."""
+        count, split = self.workers * self.threads_per_worker, self.split or {}
+        text = (
+            f"{count:,} worker{'s' * (count > 1)} busy {self.expected_efficiency:.0%} of the factorisation, simulated"
+        )
+        if not split.get("num_columns"):
+            return text + "; no sum is split"
+        last, terms = min(split["num_columns"], self.num_tiles_per_side), split["num_last"]
+        where = "all columns" if last == self.num_tiles_per_side else f"the last {last} columns"
+        return f"{text}; sums of {where} are split before the last {terms} term{'s' * (terms > 1)}"
 
 
 def plan(job: JobSpec | str | Path | dict[str, Any]) -> Plan:
@@ -199,7 +244,7 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
         )
         way = _decide if job.model.loss == "square" else _decide_loss
         chosen, facts = way(job, prepared, store, resolved, earlier, limits)
-        said = [] if frozen is None or not frozen.says_something else [frozen.sentence()]
+        said = [] if frozen is None or not frozen.sentence() else [frozen.sentence()]
         if cluster.insecure:
             facts["notes"].append("insecure = true: the scheduler is reached without encryption or authentication")
         scaling = {} if frozen is None else {"scaling": frozen.to_dict()}
@@ -409,8 +454,7 @@ def _machine(
     """Rates as the ``earlier`` attempt measured them, which are as good and cost no second, or as they are now."""
     known = (earlier or {}).get("calibration") or {}
     if known.get("threads") == threads:
-        with contextlib.suppress(TypeError):  # written by a dkrr that knew other rates
-            return Machine(**known)
+        return Machine(**known)
     where: Literal["new cluster", "client"] = "new cluster" if job.cluster.scheduler == "local" else "client"
     return measure_machine(kernel, num_features, store, threads=threads, where=where)
 

@@ -51,15 +51,6 @@ BUILT_IN = ("sklearn:", "generate:")
 Mask = NDArray[np.bool_]
 logger = logging.getLogger("dkrr.jobs")
 
-__all__ = [
-    "Prepared",
-    "changed_since",
-    "check_columns",
-    "check_loss_targets",
-    "open_data",
-    "prepare",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierScaling:
@@ -82,22 +73,17 @@ class EarlierScaling:
     location: str | None
     drift: Drift
 
-    @property
-    def says_something(self) -> bool:
-        """Whether there were newer rows, or all is fitted anew."""
-        return self.scaling is None or self.drift.num_rows > 0
-
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for the record of a run."""
         state = "anew" if self.scaling is None else "frozen"
         return {"scaling": state, "rows": self.num_rows, "drift": self.drift.to_dict(), "limit": DRIFT_LIMIT}
 
     def sentence(self) -> str:
-        """What happened, in words."""
-        text = self.drift.words()
+        """What happened, in words; "" where there were no newer rows."""
         if self.scaling is None:
-            return f"fitted anew with statistics of all rows: {text}"
-        return f"whitened with the statistics of the first {self.num_rows:,} rows, frozen; {text}"
+            return f"fitted anew with statistics of all rows: {self.drift.words()}"
+        frozen = f"whitened with the statistics of the first {self.num_rows:,} rows, frozen; {self.drift.words()}"
+        return frozen if self.drift.num_rows else ""
 
 
 @dataclass(frozen=True)
@@ -298,9 +284,9 @@ def changed_since(job: JobSpec, result: dict[str, Any]) -> str:
 
     Nothing, too, where it cannot be read.
     """
-    fitted = result.get("data") or {}
+    fitted, paths = result.get("data") or {}, _paths(job)
     for key, state in _sources(job).items():
-        path, earlier = _paths(job)[key], fitted.get("sources", {}).get(key)
+        path, earlier = paths[key], fitted.get("sources", {}).get(key)
         if key == "data path" and isinstance(state, dict) and fitted:
             earlier = {name: fitted[name] for name in state}
         are_data_sets = isinstance(state, dict) and isinstance(earlier, dict)
@@ -323,9 +309,10 @@ def changed_since(job: JobSpec, result: dict[str, Any]) -> str:
 
 def _paths(job: JobSpec) -> dict[str, str]:
     """What the job reads."""
-    evaluate = job.evaluate
-    found = {"data path": job.data.path, "evaluate path": None if evaluate is None else evaluate.path}
-    found["evaluate mask"] = str(evaluate.mask) if evaluate is not None and evaluate.mask_is_file else None
+    found: dict[str, Any] = {"data path": job.data.path}
+    if job.evaluate is not None:
+        mask = job.evaluate.mask if job.evaluate.mask_is_file else None
+        found |= {"evaluate path": job.evaluate.path, "evaluate mask": mask}
     return {key: path for key, path in found.items() if path is not None}
 
 
@@ -407,20 +394,15 @@ def find_scaling(store: Any, dataset: Dataset, mask: Mask | None) -> EarlierScal
     mask : (n,) bool, optional
         Rows that are held out.
     """
-    best: tuple[int, int, Dataset] | None = None
+    known: list[tuple[int, int, Dataset]] = []
     for location in arrays_below(store, "rows"):
-        if not name_of(location).endswith("-train.zarr"):
-            continue
-        try:
-            earlier = open_dataset(location)
-        except StoreError:
-            continue
-        origin = earlier.origin or {}
-        shared, first = _shared_rows(origin, dataset, mask), int(origin.get("scaling_rows", 0))
-        # of two with the same rows that with the newer statistics, which replaced the others
-        if shared and (best is None or (shared, first) > best[:2]):
-            best = shared, first, earlier
-    return None if best is None else _judged(best[2], best[0], dataset, mask)
+        with contextlib.suppress(StoreError):
+            earlier = open_dataset(location)  # held-out rows have no scaling
+            origin = earlier.origin or {}
+            known.append((_shared_rows(origin, dataset, mask), int(origin.get("scaling_rows", 0)), earlier))
+    # of two with the same rows that with the newer statistics, which replaced the others
+    shared, _, best = max(known, key=lambda item: item[:2], default=(0, 0, dataset))
+    return _judged(best, shared, dataset, mask) if shared else None
 
 
 def _shared_rows(origin: dict[str, Any], dataset: Dataset, mask: Mask | None) -> int:
@@ -428,7 +410,7 @@ def _shared_rows(origin: dict[str, Any], dataset: Dataset, mask: Mask | None) ->
     m, resolved = int(origin.get("num_rows", 0)), origin.get("resolved")
     if not 0 < m <= dataset.num_rows or resolved is None or len(resolved["x_mean"]) != dataset.num_features:
         return 0
-    trained = ~(np.zeros(m, dtype=bool) if mask is None else mask[:m])
+    trained = np.ones(m, dtype=bool) if mask is None else ~mask[:m]
     is_same = mask_digest(trained) == origin["rows"] and dataset.prefix_digest(m) == origin["digest"]["X"]
     return m if is_same else 0
 
@@ -449,13 +431,10 @@ def _judged(earlier: Dataset, shared: int, dataset: Dataset, mask: Mask | None) 
         found = EarlierScaling(scaling=None, num_rows=first, location=None, drift=drift)
         logger.warning("%s", found.sentence())
         return found
-    location = str(earlier.path) if is_same else None
-    return EarlierScaling(scaling=scaling, num_rows=first, location=location, drift=drift)
+    return EarlierScaling(scaling=scaling, num_rows=first, location=str(earlier.path) if is_same else None, drift=drift)
 
 
 def _has_prefix(dataset: Dataset, origin: dict[str, Any], shared: int, part: Any) -> bool:
     """Whether targets or weights are those of the earlier rows, as far as these go."""
-    wanted = origin["digest"].get(part)
-    if part not in dataset.parts():
-        return wanted is None
-    return wanted is not None and dataset.prefix_digest(shared, part) == wanted
+    there = dataset.prefix_digest(shared, part) if part in dataset.parts() else None
+    return bool(there == origin["digest"].get(part))

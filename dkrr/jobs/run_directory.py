@@ -12,7 +12,7 @@
     result.json   the figures of the finished run
     figures.json  figures for the report alone: data, machine, residuals, held-out rows (:mod:`dkrr.jobs.run`)
     samples.json  memory and rate over time, of each attempt (:mod:`dkrr.jobs.monitor`)
-    report.html   the page of the run (:mod:`dkrr.jobs.report`), made at its end, in whatever way it ended
+    report.html   the page of the run (:mod:`dkrr.jobs.page`), made at its end, in whatever way it ended
     model.zarr    the model; path-NUMBER.zarr those of a list of C, of which it is one
     loss-KEY.npy  coefficients of a fit with another loss than the square, while it goes on (:mod:`dkrr.jobs.loss_fit`)
 
@@ -26,6 +26,7 @@ neither the scheduler nor the data.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import os
@@ -122,26 +123,24 @@ class RunDirectory:
             It cannot be read.
         """
         found = read_json(self.location, name)
-        if found is not None and not isinstance(found, dict):
-            raise StoreError(f"{name} of {self.location} is not an object", hint="restore or remove it")
-        if found is None or is_url(self.location):
+        if found is None or (isinstance(found, dict) and is_url(self.location)):
             return found
+        if not isinstance(found, dict):
+            raise StoreError(f"{name} of {self.location} is not an object", hint="restore or remove it")
         return _at_present(found, self.location, lambda: self._relative(found) if name == "job.json" else set())
 
     def _relative(self, job: dict[str, Any]) -> set[str]:
         """Paths of a job that its file names relative to itself."""
-        try:
+        written: dict[str, Any] = {}
+        with contextlib.suppress(ValueError):  # no TOML any more
             written = tomllib.loads((self.read_bytes("job.toml") or b"").decode())
-        except ValueError:  # no TOML any more
-            return set()
         return {
-            value
-            for table, values in job.items()
-            if isinstance(values, dict) and isinstance(written.get(table), dict)
+            found
+            for table, values in written.items()
+            if isinstance(values, dict)
             for key, value in values.items()
-            if isinstance(value, str)
-            and os.path.isabs(value)
-            and not os.path.isabs(os.path.expanduser(str(written[table].get(key, "/"))))
+            if isinstance(value, str) and not os.path.isabs(os.path.expanduser(value))
+            if isinstance(found := job.get(table, {}).get(key), str)
         }
 
     def write(self, name: str, document: dict[str, Any]) -> None:

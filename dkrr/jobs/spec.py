@@ -7,6 +7,7 @@ mean the folder of the job file, so a job runs the same from anywhere. Costs a f
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -15,14 +16,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from dkrr.dataset.writer import check_outside
 from dkrr.engine import configuration
-from dkrr.errors import StoreError, StoreMismatchError
+from dkrr.errors import DkrrError, StoreError, StoreMismatchError
 from dkrr.fit.choices import SolverChoice
 from dkrr.jobs import toml
-from dkrr.jobs.model_spec import KernelTable, ModelSpec, check_job, with_defaults
+from dkrr.jobs.model_spec import ModelSpec, check_job, with_defaults
 from dkrr.jobs.run_directory import RunDirectory, may_hold
 from dkrr.jobs.toml import (
     ByteSize,
@@ -31,6 +32,7 @@ from dkrr.jobs.toml import (
     Count,
     Header,
     Location,
+    Mask,
     Penalties,
     Table,
     TileSize,
@@ -46,29 +48,13 @@ from dkrr.store.files import (
     name_of,
     parent_of,
     read_json,
-    with_settings,
     without_settings,
 )
 from dkrr.store.objects import StorageSettings
 
-__all__ = [
-    "ClusterSpec",
-    "DataSpec",
-    "EvaluateSpec",
-    "JobSpec",
-    "KernelTable",
-    "ModelSpec",
-    "OutputSpec",
-    "SolverSpec",
-    "StorageSpec",
-    "TuneSpec",
-]
-
 # what a run may have otherwise than its job
 NOT_CLAIMED = ("cluster", "storage", "tune")
 LIMITS = ("max_iter", "allow_unconverged")
-# tables with the keys whose values may be addresses
-LOCATED = {"data": ("path",), "evaluate": ("path", "mask"), "output": ("directory", "store")}
 
 
 class DataSpec(Table):
@@ -127,13 +113,8 @@ class HeldOutRows(Table):
     """Which rows no fit sees: those of a file, those that a mask or a column marks, or a share of all."""
 
     path: Location | None = None
-    mask: Column | None = None
+    mask: Mask | None = None
     fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
-
-    @field_validator("mask")
-    @classmethod
-    def _locate_mask(cls, value: Any, info: ValidationInfo) -> Any:
-        return locate(value, info) if is_data_file(value) else value
 
     @property
     def mask_is_file(self) -> bool:
@@ -171,13 +152,10 @@ class EvaluateSpec(HeldOutRows):
 
     mask_column: Column = 0
     metric: Literal["rmse", "r2", "accuracy", "balanced_accuracy", "log_loss", "pinball"] | None = None
-    leave_one_out: bool | None = None
+    leave_one_out: Annotated[bool, BeforeValidator(lambda value: value == "exact" or value)] | None = (
+        None  # the word of earlier jobs
+    )
     intervals: Annotated[float, Field(gt=0, lt=1)] | None = None
-
-    @field_validator("leave_one_out", mode="before")
-    @classmethod
-    def _is_exact(cls, value: Any) -> Any:
-        return True if value == "exact" else value  # the word of jobs that had a choice
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -531,35 +509,32 @@ class JobSpec(Table):
         document = _with_cluster_of_this_place(document, base)
         if isinstance(document.get("output", {}), dict):
             document = {**document, "output": {"directory": f"runs/{name}", **document.get("output", {})}}
-        return source.check(cls, document, base)._with_locations(with_settings)
+        storage = None
+        with contextlib.suppress(TypeError, AttributeError, DkrrError):  # what is wrong with it is said by the check
+            storage = StorageSettings(**document.get("storage", {}))
+        return source.check(cls, document, base, storage=storage)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Plain nested dicts that :meth:`from_dict` reads back exactly."""
-        document: dict[str, dict[str, Any]] = self.as_written().model_dump(mode="json", exclude_none=True)
-        if self.model.loss == "square":
-            del document["model"]["loss"]
-        elif self.model.C is not None:
-            del document["model"]["alpha"]  # which C makes
-        unset = {"decimal": ".", "missing": "error"}  # jobs of runs from before these keys are the same jobs
-        document["data"] = {key: value for key, value in document["data"].items() if unset.get(key) != value}
-        return document
+        left_out = "loss" if self.model.loss == "square" else "alpha" if self.model.C is not None else ""
+        unset = {
+            name for name, value in {"decimal": ".", "missing": "error"}.items() if getattr(self.data, name) == value
+        }
+        return self.written(exclude={"model": {left_out}, "data": unset})  # alpha is what C makes
 
-    def as_written(self) -> Self:
-        """The job with addresses that leave it to ``[storage]`` how they are reached, as a file has them."""
-        return self._with_locations(without_settings)
+    def written(self, location: Callable[[str], str] = str, **options: Any) -> dict[str, dict[str, Any]]:
+        """Plain nested dicts as a file has them: addresses leave it to ``[storage]`` how they are reached.
 
-    def _with_locations(self, change: Callable[[str, StorageSettings], str]) -> Self:
-        """The job with all its locations changed; only addresses are, and only by settings."""
+        Parameters
+        ----------
+        location
+            What else becomes of a path or address.
+        options
+            Of ``model_dump`` of pydantic.
+        """
         settings = self.storage.settings()
-        if settings == StorageSettings():
-            return self
-        changed: dict[str, Table] = {}
-        for name, keys in LOCATED.items():
-            table = getattr(self, name)
-            found = {key: getattr(table, key) for key in keys if is_url(getattr(table, key, None))}
-            if found:
-                changed[name] = table.model_copy(update={key: change(url, settings) for key, url in found.items()})
-        return self.model_copy(update=changed)
+        context = {"location": lambda text: location(without_settings(text, settings))}
+        return self.model_dump(mode="json", exclude_none=True, context=context, **options)
 
     def to_toml(self) -> str:
         """The job as the text of a TOML file."""
@@ -578,7 +553,7 @@ class JobSpec(Table):
         given: dict[str, Any] = {}
         if tune is not None and tune.C is not None:
             given["C"] = tuple(tune.C) if isinstance(tune.C, list) else (tune.C,)
-        elif isinstance(model.alpha, list):
+        elif len(model.path) > 1:
             given["C"] = tuple(C for C, _ in model.path)
         if tune is not None and tune.folds is not None:
             given["num_folds"] = tune.folds

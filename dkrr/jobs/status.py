@@ -187,8 +187,8 @@ class Watch:
 
     def __init__(self, directory: RunDirectory, clock: Callable[[], float] = time.monotonic) -> None:
         self.directory, self.clock = directory, clock
-        self._seen: Any = None
-        self._since = clock()
+        self.seen: Any = None
+        self._since, self.patience = clock(), stale_seconds()
 
     def look(self) -> Status:
         """The run as it is now."""
@@ -198,7 +198,7 @@ class Watch:
 
     def _reason(self, status: Status) -> str:
         """Why the driver is lost; empty while it is believed to be there."""
-        driver, patience = current_driver(self.directory), stale_seconds()
+        driver, self.patience = current_driver(self.directory), stale_seconds()
         if driver is not None and not _is_awaited(status, driver):
             if is_gone(driver):
                 return f"its driver, {described(driver)}, is gone"
@@ -207,12 +207,12 @@ class Watch:
             started = self.directory.read("placement.json") or {}
             if is_gone(started):
                 return f"its driver, {described(started)}, ended before it began; see driver.log"
-            patience = max(patience, START_SECONDS)
+            self.patience = max(self.patience, START_SECONDS)
             seen, is_alive = (status.epoch, -1, status.updated_at), is_here(started) and not is_stopped(started)
-        if seen != self._seen or is_alive:
-            self._seen, self._since = seen, self.clock()
+        if seen != self.seen or is_alive:
+            self.seen, self._since = seen, self.clock()
         quiet = self.clock() - self._since
-        return f"no heartbeat for {quiet:.0f} s" if quiet > patience else ""
+        return f"no heartbeat for {quiet:.0f} s" if quiet > self.patience else ""
 
 
 def look_once(directory: RunDirectory, *, beat_seconds: float | None = None) -> Status:
@@ -224,18 +224,17 @@ def look_once(directory: RunDirectory, *, beat_seconds: float | None = None) -> 
     """
     if beat_seconds is None:
         beat_seconds = BEAT_SECONDS if directory.folder is not None else BEAT_SECONDS_REMOTE
-    status, patience = Watch(directory).look(), stale_seconds()
-    age = status.age_seconds
-    if status.is_over or age is None or -5 <= age <= patience:
+    looks = Watch(directory)
+    status = looks.look()
+    age, seen = status.age_seconds, looks.seen
+    if status.is_over or age is None or -5 <= age <= stale_seconds():
         return status
-    before = current_driver(directory)
-    driver = watch(lambda: current_driver(directory), before, min(2.5 * beat_seconds, patience))
-    now = Watch(directory).look()
-    if before is None or _is_awaited(status, before):
-        patience = max(patience, START_SECONDS)
-    has_moved = driver != before or now.updated_at != status.updated_at
+    driver = current_driver(directory)
+    watch(lambda: current_driver(directory), driver, min(2.5 * beat_seconds, stale_seconds()))
+    now = looks.look()
     # where a clock is ahead, nothing speaks for more
-    return now if now.is_over or has_moved or age <= patience else _lost(now, f"no heartbeat for {age:.0f} s")
+    is_there = now.is_over or looks.seen != seen or age <= looks.patience
+    return now if is_there else _lost(now, f"no heartbeat for {age:.0f} s")
 
 
 def _lost(status: Status, reason: str) -> Status:

@@ -22,7 +22,7 @@ from inspect import cleandoc
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 from urllib.parse import unquote, urlsplit
 
 from dask.utils import parse_bytes
@@ -32,52 +32,21 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
+    SerializationInfo,
     ValidationError,
     ValidationInfo,
     WrapValidator,
 )
 
 from dkrr.errors import DkrrError, JobFileError
-from dkrr.store.files import is_url
-from dkrr.store.objects import parse_address
-
-__all__ = [
-    "Alpha",
-    "ByteSize",
-    "Column",
-    "Columns",
-    "Count",
-    "Header",
-    "Location",
-    "Penalties",
-    "Positive",
-    "Quantile",
-    "Source",
-    "Table",
-    "TileSize",
-    "Whole",
-    "dumps",
-    "inline",
-    "is_data_file",
-    "is_loopback",
-    "locate",
-    "misplaced",
-    "nearest",
-]
+from dkrr.store.files import is_url, with_settings
+from dkrr.store.objects import StorageSettings, parse_address
 
 MAX_TILE_SIZE = 16_384  # LAPACK calls with 32-bit indices overflow at 46,340 rows; a 16,384 tile is 2 GiB already
 FILE_SUFFIXES = (".csv", ".csv.gz", ".npy", ".parquet", ".zarr")
 _WORDS = {str: "text", bool: "true or false", int: "whole number", float: "number", Any: "value"}
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-
-
-class Key(NamedTuple):
-    """A key of a table in words, for help: the values it takes, its default ("" where there is none), what it means."""
-
-    name: str
-    values: str
-    default: str
-    help: str
 
 
 class Table(BaseModel):
@@ -89,8 +58,8 @@ class Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     @classmethod
-    def described_keys(cls) -> list[Key]:
-        """All keys in words, from the types, the defaults and the docstrings of the classes."""
+    def described_keys(cls) -> list[tuple[str, str, str, str]]:
+        """All keys in words: name, values, default ("" where there is none), and what the docstrings say of it."""
         docs = "\n".join(cleandoc(kind.__doc__ or "") for kind in cls.__mro__ if issubclass(kind, Table))
         helps = dict(re.findall(r"^(\w+)\n((?:    .*(?:\n|\Z))+)", docs, re.MULTILINE))
         kinds = get_type_hints(cls, include_extras=True)
@@ -98,7 +67,7 @@ class Table(BaseModel):
         for name, field in cls.model_fields.items():
             default = None if field.is_required() else field.get_default(call_default_factory=True)
             shown = "required" if field.is_required() else "" if default is None else json.dumps(default)
-            found.append(Key(name, _in_words(kinds[name]), shown, " ".join(helps.get(name, "").split())))
+            found.append((name, _in_words(kinds[name]), shown, " ".join(helps.get(name, "").split())))
         return found
 
     @classmethod
@@ -130,8 +99,11 @@ def _in_words(kind: Any) -> str:
     return " ".join([_in_words(parts[0]), *([" and ".join(ends)] if ends else [])])
 
 
-def one_of(kind: Any, words: str) -> Any:
-    """The type ``kind``, of several forms, of which ``words`` says in a help and in an error what they are."""
+def one_of(kind: Any, words: str, *more: Any) -> Any:
+    """The type ``kind``, of several forms, of which ``words`` says in a help and in an error what they are.
+
+    ``more`` are metadata for pydantic.
+    """
 
     def check(value: Any, handler: Any) -> Any:
         try:
@@ -139,7 +111,7 @@ def one_of(kind: Any, words: str) -> Any:
         except ValidationError:
             raise ValueError(f"{words} expected") from None
 
-    return Annotated[kind, WrapValidator(check), words]
+    return Annotated[kind, WrapValidator(check), *more, words]
 
 
 def locate(value: str, info: ValidationInfo) -> str:
@@ -148,11 +120,15 @@ def locate(value: str, info: ValidationInfo) -> str:
         raise ValueError("a path is expected")
     if value.startswith(("sklearn:", "generate:", "tcp://", "tls://")):
         return value
+    known = info.context or {}
     if is_url(value):
-        return str(parse_address(value))
-    base = (info.context or {}).get("base")
-    expanded = os.path.expanduser(value)
-    return os.path.normpath(os.path.join(base, expanded) if base is not None else expanded)
+        return with_settings(str(parse_address(value)), known.get("storage", StorageSettings()))
+    return os.path.normpath(os.path.join(known.get("base", ""), os.path.expanduser(value)))
+
+
+def _written(value: Any, info: SerializationInfo) -> Any:
+    """A location as whoever writes the table down wants it: ``context`` has a function ``location``."""
+    return value if info.context is None or not isinstance(value, str) else info.context["location"](value)
 
 
 def is_data_file(mask: Any) -> bool:
@@ -183,8 +159,14 @@ _Ridge = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Edge = Annotated[int, Field(ge=1, le=MAX_TILE_SIZE)]
 _Name = Annotated[str, Field(min_length=1)]
 
-Location = Annotated[str, AfterValidator(locate)]
+Location = Annotated[str, AfterValidator(locate), PlainSerializer(_written)]
 Column = one_of(_Name | int, "a column name or number")
+Mask = one_of(
+    _Name | int,
+    "a column name or number",
+    AfterValidator(lambda value, info: locate(value, info) if is_data_file(value) else value),
+    PlainSerializer(lambda value, info: _written(value, info) if is_data_file(value) else value),
+)
 Columns = one_of(
     Annotated[
         Annotated[list[str | int], Field(min_length=1)],
@@ -220,11 +202,6 @@ _SECRET = re.compile(
 )
 _HEADER = re.compile(r"\s*\[\[?\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?")
 _ASSIGNMENT = re.compile(r"\s*([A-Za-z0-9_.\"'-]+)\s*=")
-# where the work of a key that somebody may look for is done
-_ELSEWHERE = {
-    ("cluster", "driver"): "it runs where `dkrr submit` is typed; with Slurm, `sbatch` the script in cluster/slurm",
-    ("data", "drift_limit"): "[drift] of a retrain job says how far new rows may be from those of the beginning",
-}
 
 Keys = tuple[Any, ...]
 Checked = TypeVar("Checked", bound=Table)
@@ -302,8 +279,12 @@ class Source:
                     lines.setdefault(tuple(found), number)
         return lines[max(lines, key=len)]
 
-    def check(self, table: type[Checked], document: Any, base: Path, path: Keys = ()) -> Checked:
+    def check(
+        self, table: type[Checked], document: Any, base: Path, path: Keys = (), storage: StorageSettings | None = None
+    ) -> Checked:
         """A document, or the table of it at ``path``, as a ``table``; relative paths mean the folder ``base``.
+
+        Addresses that do not say how they are reached are reached as ``storage`` says.
 
         Raises
         ------
@@ -312,7 +293,7 @@ class Source:
         """
         self._refuse_secrets(document)
         try:
-            return table.model_validate(document, context={"base": base})
+            return table.model_validate(document, context={"base": base, "storage": storage or StorageSettings()})
         except ValidationError as exc:
             errors = exc.errors(include_url=False)
         for error in errors:  # of a misspelt key another one may be missing
@@ -326,10 +307,10 @@ class Source:
         known = sorted(choices)
         *parents, key = [part for part in path if not isinstance(part, int)]
         what = f"unknown key {key!r} in [{'.'.join(map(str, parents))}]" if parents else f"unknown table [{key}]"
-        hint = _ELSEWHERE.get(path, "")
-        close = None if hint else nearest(key, known)
-        remedy = f"nearest right name: {close!r}" if close else f"known: {', '.join(known)}"
-        return self.error(f"{what}; {remedy}", path, hint)
+        close = nearest(key, known)
+        return self.error(
+            f"{what}; {f'nearest right name: {close!r}' if close else 'known: ' + ', '.join(known)}", path
+        )
 
     def _described(self, error: Any, path: Keys, more: str) -> JobFileError:
         """A mistake that pydantic found, in our words."""

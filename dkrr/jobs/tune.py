@@ -16,8 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dkrr.engine.tasks import DaskExecutor, Progress
 from dkrr.errors import DkrrError, JobFileError, StoreError
 from dkrr.fit.inputs import nothing_new
@@ -25,19 +23,17 @@ from dkrr.jobs import toml
 from dkrr.jobs.plan import make_plan
 from dkrr.jobs.prepare import Prepared, check_loss_targets, prepare
 from dkrr.jobs.run import job_executor
-from dkrr.jobs.spec import LOCATED, JobSpec, TuneSpec
-from dkrr.selection.choice import Candidate, TuneResult, TuneSettings
+from dkrr.jobs.spec import JobSpec, TuneSpec
+from dkrr.markup import Facts, known
+from dkrr.selection.choice import TuneResult, TuneSettings
 from dkrr.selection.tuning import tune
 from dkrr.store.documents import create_bytes
 from dkrr.store.files import join, name_of, parent_of, read_json, relative_to, write_file
 from dkrr.store.lease import hold_lock
 
-__all__ = ["TuneSummary", "draw_search", "tune_job"]
-
-WIDTHS = {"shared": "shared", "per_feature": "per feature"}
 # no trial is still running when it took so long and more time than the whole search has
 LEAST_STALL_SECONDS = 600.0
-MOST_FEATURES = 30
+
 _COLOURS = {
     "rbf": "tab:blue",
     "matern12": "tab:orange",
@@ -53,23 +49,27 @@ class TuneSummary:
     """What a search chose, and where that stands."""
 
     path: str
-    trials_path: str
-    search_path: str
-    picture_path: str | None
     num_rows: int
     settings: TuneSettings
     result: TuneResult
     run_directory: str
     job_directory: str
     foreseen_seconds: dict[str, float]
+    has_picture: bool = True
+
+    @property
+    def files(self) -> dict[str, str | None]:
+        """What stands beside the job file."""
+        endings = {"trials": ".trials.jsonl", "search": ".search.json", "picture": ".search.png"}
+        found: dict[str, str | None] = {k: str(Path(self.path).with_suffix(ending)) for k, ending in endings.items()}
+        return found if self.has_picture else found | {"picture": None}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         found = self.result.to_dict()
-        names = {"trials": self.trials_path, "search": self.search_path, "picture": self.picture_path}
         return (
             {name: getattr(self, name) for name in ("path", "num_rows", "run_directory", "foreseen_seconds")}
-            | names
+            | self.files
             | {name: found[name] for name in ("best", "least_error", "candidates", "notes", "seconds")}
             | {"num_trials": len(self.result.records)}
         )
@@ -81,11 +81,57 @@ class TuneSummary:
         changed = self.run_directory != self.job_directory
         return said + (f" ([output] directory of the job that was tuned is {self.job_directory})" if changed else "")
 
-    def table(self) -> Any:
-        """The candidates and what was chosen, as a rich table."""
-        from dkrr.jobs.tables import tune_table
+    def facts(self) -> Facts:
+        """The finalists of a search beside each other, and where everything is."""
+        result, loss = self.result, self.settings.fold_loss
+        error = "leave-one-out, in standard deviations of the target"
+        if loss is not None:
+            error = f"{loss.words} of {loss.num_folds} folds, less is better"
+        return [("", line) for line in self.candidates()] + known(
+            ("error", f"{error}; s.e.: of its difference to the smallest"),
+            *self._cost_and_saving(),
+            ("trials", f"{len(result.records)}, {result.seconds:.0f} s"),
+            *(("note", note) for note in result.notes),
+            ("job", self.path),
+            *((name + " in" * (name != "picture"), place) for name, place in self.files.items()),
+        )
 
-        return tune_table(self)
+    def candidates(self) -> list[str]:
+        """The finalists as lines of aligned columns, below a head."""
+        is_square = self.settings.fold_loss is None
+        penalty = "alpha" if is_square else "C"
+        rows = [["kernel", "widths", "from", penalty, "error", "s.e.", "condition", "rows", ""]]
+        rows += [
+            [
+                candidate.family,
+                "per feature" if candidate.kind == "per_feature" else f"{candidate.widths[0]:.4g}",
+                candidate.origin + (f" x {candidate.factor:.2g}" if candidate.factor != 1.0 else ""),
+                f"{candidate.alpha if is_square else _C_of(candidate.alpha):.3g}",
+                f"{candidate.loo_rmse:.4f}",
+                "" if candidate.excess_error is None else f"{candidate.excess_error:.4f}",
+                "" if candidate.condition is None else f"{candidate.condition:.1e}",
+                f"{candidate.num_rows:,}",
+                self.result.mark(candidate),
+            ]
+            for candidate in self.result.candidates
+        ]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
+
+    def _cost_and_saving(self) -> Facts:
+        """What it costs to fit what was chosen instead of the smallest error, and what it saves."""
+        best, least, foreseen_seconds = self.result.best, self.result.least_error, self.foreseen_seconds
+        foreseen = f"about {foreseen_seconds['best']:.0f} s" if "best" in foreseen_seconds else ""
+        if best is least:
+            nothing = "nothing: the smallest error" + (
+                " is the best conditioned of those as good" * bool(best.condition)
+            )
+            return known(("cost", nothing), ("fit", foreseen))
+        cost = best.loo_rmse / least.loo_rmse - 1.0 if least.loo_rmse else 0.0
+        saved = f"condition {best.condition:.1e} instead of {least.condition:.1e}"
+        if "least_error" in foreseen_seconds and foreseen:
+            saved += f", a fit of {foreseen} instead of {foreseen_seconds['least_error']:.0f} s"
+        return [("cost", f"error +{100 * cost:.2f} %, as good as the smallest"), ("saved", saved)]
 
 
 def tune_job(
@@ -151,21 +197,20 @@ def tune_job(
         }
         summary = TuneSummary(
             path=str(path),
-            trials_path=str(path.with_suffix(".trials.jsonl")),
-            search_path=str(path.with_suffix(".search.json")),
-            picture_path=str(path.with_suffix(".search.png")) if picture else None,
             num_rows=train.num_rows,
             settings=settings,
             result=result,
             run_directory=_job(job, path, result.best.keys()).output.directory,
             job_directory=job.output.directory,
             foreseen_seconds=foreseen,
+            has_picture=picture,
         )
         lines = [json.dumps(record, sort_keys=True) for record in result.records]
-        write_file(Path(summary.search_path), json.dumps(document, indent=1, sort_keys=True).encode())
-        write_file(Path(summary.trials_path), "".join(f"{line}\n" for line in lines).encode())
-        if summary.picture_path is not None:
-            draw_search(document, summary.picture_path)
+        search, trials = (path.with_suffix(ending) for ending in (".search.json", ".trials.jsonl"))
+        write_file(search, json.dumps(document, indent=1, sort_keys=True).encode())
+        write_file(trials, "".join(f"{line}\n" for line in lines).encode())
+        if picture:
+            draw_search(document, str(path.with_suffix(".search.png")))
         # last: when the job file is there, so is all that it came from
         text = _job_text(job, summary, train.names)
         if create_bytes(path.parent, path.name, text.encode()) is None:
@@ -228,9 +273,11 @@ def _document(
 
     ``features`` has the names that its widths belong to, in their order.
     """
-    document: dict[str, dict[str, Any]] = job.as_written().model_dump(
-        mode="json", exclude_unset=True, exclude_none=True, exclude={"tune"}
-    )
+
+    def near(text: str) -> str:
+        return relative_to(text, str(path.parent)) or text
+
+    document = job.written(near, exclude_unset=True, exclude={"tune"})
     by_default = job.model.loss != "square"
     if by_default:
         keys = {name: value for name, value in keys.items() if name != "alpha"} | {"C": _C_of(keys["alpha"])}
@@ -244,12 +291,7 @@ def _document(
         own = path.stem if path.stem != name_of(directory) else f"{name_of(directory)}-tuned"
         directory = join(parent_of(directory), own)
     # rows that were ingested and split for the search are found again by the fit
-    document["output"] = {**document.get("output", {}), "directory": directory, "store": job.store}
-    for table, names in LOCATED.items():
-        for name in names:
-            if isinstance(document.get(table, {}).get(name), str):
-                location = document[table][name]
-                document[table][name] = relative_to(location, str(path.parent)) or location
+    document["output"] = {**document.get("output", {}), "directory": near(directory), "store": near(job.store)}
     order = ["data", "evaluate", "model", "solver", "cluster", "storage", "output"]
     return {table: document[table] for table in order if document.get(table)}
 
@@ -263,9 +305,9 @@ def _job_text(job: JobSpec, summary: TuneSummary, names: Sequence[str]) -> str:
     """The job file, with the candidates as a comment above its model."""
     result, settings = summary.result, summary.settings
     best, loss = result.best, settings.fold_loss
-    what, penalty = "the smallest leave-one-out error", "alpha"
+    what = "the smallest leave-one-out error"
     if loss is not None:
-        penalty, what = "C", f"the smallest {loss.words} of {loss.num_folds} folds"
+        what = f"the smallest {loss.words} of {loss.num_folds} folds"
     comment = [
         f"Chosen by dkrr tune (seed {settings.seed}) for {summary.num_rows:,} training rows: "
         f"of {len(result.records)} trials",
@@ -273,8 +315,7 @@ def _job_text(job: JobSpec, summary: TuneSummary, names: Sequence[str]) -> str:
         ("standard deviations of the target, " if loss is None else "")
         + "by the standard error (s.e.) of the difference:",
         "",
-        f"{'kernel':<10} {'widths':<12} {penalty:>10} {'error':>8} {'s.e.':>8} {'condition':>10}",
-        *(_candidate_line(candidate, result.mark(candidate)) for candidate in result.candidates),
+        *summary.candidates(),
         *(f"note: {note}" for note in result.notes),
     ]
     document = _document(job, Path(summary.path), best.keys(), names if best.widths.size > 1 else ())
@@ -283,33 +324,24 @@ def _job_text(job: JobSpec, summary: TuneSummary, names: Sequence[str]) -> str:
     return head + toml.dumps(document).replace("[model]\n", f"{commented}[model]\n", 1)
 
 
-def _candidate_line(candidate: Candidate, mark: str) -> str:
-    penalty = _C_of(candidate.alpha) if candidate.metric else candidate.alpha
-    cells = f"{candidate.family:<10} {WIDTHS[candidate.kind]:<12} {penalty:>10.3g} {candidate.loo_rmse:>8.4f}"
-    error = "" if candidate.excess_error is None else f"{candidate.excess_error:.4f}"
-    condition = "" if candidate.condition is None else f"{candidate.condition:.1e}"
-    return f"{cells} {error:>8} {condition:>10}  {mark}".rstrip()
-
-
 def draw_search(search: dict[str, Any], path: str) -> None:
     """Draw the document that `dkrr tune` leaves as BEST.search.json to a .png, .svg or .pdf file.
 
-    The error of each trial, of each alpha, and the planes (width x alpha) that were computed. Nothing is interpolated:
-    every point and every cell is an error that a trial found.
+    The error of each trial, and of each alpha in the planes (width x alpha) that were computed. Nothing is
+    interpolated: every point is an error that a trial found.
     """
     from matplotlib.figure import Figure  # it takes half a second to import
 
     planes, best = search["slices"], search["best"]
-    num_planes = max(1, len(planes))
-    figure = Figure(figsize=(4.2 * (1 + num_planes), 7.5), layout="constrained")
-    axes = figure.subplots(2, 1 + num_planes, squeeze=False)
-    _draw_trials(axes[0, 0], search["trials"])
-    _draw_widths(axes[1, 0], best, search["feature_names"])
-    for pair in axes[:, 1:].T[len(planes) :]:
-        pair[0].set_axis_off()
-        pair[1].set_axis_off()
-    for plane, pair in zip(planes, axes[:, 1:].T, strict=False):
-        _draw_plane(figure, pair[0], pair[1], plane)
+    figure = Figure(figsize=(4.8 * (1 + len(planes)), 4.2), layout="constrained")
+    first, *others = figure.subplots(1, 1 + len(planes), squeeze=False)[0]
+    _draw_trials(first, search["trials"])
+    for axes, plane in zip(others, planes, strict=True):
+        for factor, row in zip(plane["factors"], plane["errors"], strict=True):
+            axes.plot(plane["alphas"], row, marker=".", linewidth=0.8, label=f"widths x {factor:.2g}")
+        axes.set(xlabel="alpha", ylabel=_error_name(plane), xscale="log")
+        axes.set_title(f"{plane['kernel']}, {_widths_in_words(plane)}, {plane['num_rows']:,} rows", fontsize="medium")
+        axes.legend(fontsize="small")
     figure.suptitle(
         f"{best['kernel']}, {_widths_in_words(best)}, alpha {best['alpha']:.3g}: "
         f"{_error_name(best)} {_error(best):.4f} on {best['num_rows']:,} of {search['num_rows']:,} rows"
@@ -335,6 +367,7 @@ def _widths_in_words(candidate: dict[str, Any]) -> str:
 
 def _draw_trials(axes: Any, trials: list[dict[str, Any]]) -> None:
     """The error that each trial ended with; filled: one width for each feature."""
+    seen: set[str] = set()
     for trial in trials:
         axes.plot(
             trial["number"],
@@ -344,43 +377,9 @@ def _draw_trials(axes: Any, trials: list[dict[str, Any]]) -> None:
             linestyle="none",
             color=_COLOURS.get(trial["family"], "black"),
             fillstyle="full" if len(trial["widths"]) > 1 else "none",
-            label=trial["family"],
+            label="_" * (trial["family"] in seen) + trial["family"],  # a legend has each once
         )
+        seen.add(trial["family"])
     axes.set(xlabel="trial (circle: search, square: slice or folds, diamond: check)", ylabel="error", yscale="log")
     axes.set_title("trials (filled: a width for each feature)", fontsize="medium")
-    handles, labels = axes.get_legend_handles_labels()
-    first = {label: handle for handle, label in zip(handles[::-1], labels[::-1], strict=True)}
-    axes.legend(first.values(), first.keys(), fontsize="small")
-
-
-def _draw_widths(axes: Any, best: dict[str, Any], names: list[str]) -> None:
-    """1 / width for each feature, largest first: how much the function may change along it."""
-    if best["widths_kind"] == "shared":
-        axes.text(0.5, 0.5, "one width for all features", ha="center", va="center")
-        axes.set_axis_off()
-        return
-    inverse = 1.0 / np.array(best["widths"])
-    order = np.argsort(-inverse, kind="stable")[:MOST_FEATURES]
-    axes.barh(np.arange(len(order)), inverse[order], color="tab:gray")
-    axes.set_yticks(np.arange(len(order)), [str(names[k])[:20] for k in order], fontsize="x-small")
-    axes.invert_yaxis()
-    axes.set(xlabel="1 / width", xscale="log")
-    axes.set_title("features by their widths", fontsize="medium")
-
-
-def _draw_plane(figure: Any, above: Any, below: Any, plane: dict[str, Any]) -> None:
-    """The error against alpha for each factor on the widths, and one cell for each pair that was computed."""
-    alphas, factors, errors = plane["alphas"], plane["factors"], np.array(plane["errors"])
-    for factor, row in zip(factors, errors, strict=True):
-        above.plot(alphas, row, marker=".", linewidth=0.8, label=f"widths x {factor:.2g}")
-    above.set(xlabel="alpha", ylabel=_error_name(plane), xscale="log")
-    above.set_title(f"{plane['kernel']}, {_widths_in_words(plane)}, {plane['num_rows']:,} rows", fontsize="medium")
-    above.legend(fontsize="small")
-    drawn = below.imshow(errors, aspect="auto", origin="lower", interpolation="none", cmap="viridis_r")
-    ticks = np.linspace(0, len(alphas) - 1, 5).astype(int)
-    below.set_xticks(ticks, [f"{alphas[k]:.1e}" for k in ticks], fontsize="small")
-    below.set_yticks(np.arange(len(factors)), [f"{factor:.2g}" for factor in factors])
-    i, j = np.unravel_index(int(np.argmin(errors)), errors.shape)
-    below.plot(j, i, marker="x", color="white", markersize=9)
-    below.set(xlabel="alpha", ylabel="factor on the widths")
-    figure.colorbar(drawn, ax=below, label=_error_name(plane))
+    axes.legend(fontsize="small")

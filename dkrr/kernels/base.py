@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -77,9 +78,19 @@ def finite(kernel: str, name: str, value: Any, *, above: float = -math.inf) -> f
     return float(value)
 
 
-def positive(kernel: str, name: str, value: Any) -> float:
-    """``value`` as a finite float > 0."""
-    return finite(kernel, name, value, above=0.0)
+# ``value`` as a finite float > 0
+positive = functools.partial(finite, above=0.0)
+
+
+def one_of(*allowed: Any) -> Callable[[str, str, Any], Any]:
+    """The check of a parameter that has a few values."""
+
+    def check(kernel: str, name: str, value: Any) -> Any:
+        if value not in allowed:
+            raise ParameterError(f"{name} = {value!r} for kernel {kernel!r}", hint=f"one of {allowed} is expected")
+        return allowed[allowed.index(value)]
+
+    return check
 
 
 def positive_or_vector(kernel: str, name: str, value: Any) -> float | tuple[float, ...]:
@@ -110,16 +121,6 @@ def both_sides(A: Any, B: Any, *, same: bool = False) -> tuple[FloatArray, Float
     if A.shape[1] != B.shape[1]:
         raise DataError(f"A has {A.shape[1]} features, B has {B.shape[1]}", hint="both need the same features")
     return A, B
-
-
-def check_out(out: npt.NDArray[Any], m: int, n: int) -> None:
-    """Raise ParameterError unless ``out`` can take an (m, n) block: float64 or float32, writable, contiguous rows."""
-    is_one = out.shape == (m, n) and out.dtype in (np.float64, np.float32) and out.flags.writeable
-    if not is_one or (m > 0 and n > 1 and out.strides[1] != out.itemsize):
-        raise ParameterError(
-            f"out has shape {out.shape}, dtype {out.dtype}, strides {out.strides} and writeable {out.flags.writeable}",
-            hint=f"({m}, {n}) float64 or float32 with writable, contiguous rows is expected",
-        )
 
 
 def _at_first(wrong: npt.NDArray[np.bool_], rows: FloatArray, side: str, expected: str, hint: str) -> DataError:
@@ -259,7 +260,13 @@ class Kernel(ABC):
         """
         A, B = both_sides(A, B, same=same)
         out = np.empty((len(A), len(B))) if out is None else out
-        check_out(out, len(A), len(B))
+        is_one = out.shape == (len(A), len(B)) and out.dtype in (np.float64, np.float32) and out.flags.writeable
+        if not is_one or (len(A) > 0 and len(B) > 1 and out.strides[1] != out.itemsize):
+            raise ParameterError(
+                f"out has shape {out.shape}, dtype {out.dtype}, strides {out.strides} and writeable "
+                f"{out.flags.writeable}",
+                hint=f"({len(A)}, {len(B)}) float64 or float32 with writable, contiguous rows is expected",
+            )
         kernel = self.resolve(A.shape[1])
         if out.size:
             with np.errstate(all="ignore"):  # overflow is checked, with the kernel's name

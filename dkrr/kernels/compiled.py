@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -103,15 +103,13 @@ _CUTOFF = {64: -1000.0, 32: -100.0}
 _TABLE = [int(np.float64(2.0 ** (j / 16)).view(np.int64)) - (j << 48) for j in range(16)]
 
 
-@cache
-def _vector_bytes() -> int:
-    """Bytes of a vector: 64 with AVX-512, else 32 (which narrower machines process in two halves)."""
-    return 64 if llvm.get_host_cpu_features().get("avx512f") else 32
+# of a vector: 64 with AVX-512, else 32 (which narrower machines process in two halves)
+VECTOR_BYTES = 64 if llvm.get_host_cpu_features().get("avx512f") else 32
 
 
 def vector_width(dtype: Any) -> int:
     """Numbers in a vector."""
-    return int(_vector_bytes() // np.dtype(dtype).itemsize)
+    return VECTOR_BYTES // int(np.dtype(dtype).itemsize)
 
 
 def kind_of(distance: str, formula: Callable[[Any, Any], Any]) -> str:
@@ -149,13 +147,9 @@ class _Lanes:
         emit = getattr(v.builder, operation)
         return _Lanes(v, [emit(x, y, flags=("contract",)) for x, y in zip(self.values, others, strict=True)])
 
-    def __add__(self, other: Any) -> _Lanes:
-        return self._with("fadd", other)
+    __add__, __mul__ = partialmethod(_with, "fadd"), partialmethod(_with, "fmul")
 
-    def __mul__(self, other: Any) -> _Lanes:
-        return self._with("fmul", other)
-
-    def __neg__(self) -> _Lanes:
+    def __neg__(self) -> Any:
         return self * -1.0
 
 
@@ -262,7 +256,7 @@ class _Step:
         # the weight of each feature follows the factor
         self.distance, self.weighted = distance.removeprefix("weighted_"), distance.startswith("weighted_")
         bits, bits_of_sums = (signature.args[k].dtype.bitwidth for k in (1, 5))
-        self.b, self.v = builder, Vectors(builder, bits, _vector_bytes() * 8 // bits)
+        self.b, self.v = builder, Vectors(builder, bits, VECTOR_BYTES * 8 // bits)
         self.wide = Vectors(builder, bits_of_sums, self.v.width)
         self.panel = PANEL_VECTORS * self.v.width
         pairs = zip(signature.args[1:10], arguments[1:10], strict=True)
@@ -415,7 +409,7 @@ def _typed_sum(typing_context: Any, sums: Any, index: Any) -> Any:
     bits = sums.dtype.bitwidth
 
     def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        vectors = Vectors(builder, bits, _vector_bytes() * 8 // bits)
+        vectors = Vectors(builder, bits, VECTOR_BYTES * 8 // bits)
         array = context.make_array(signature.args[0])(context, builder, values[0])
         return vectors.sum(vectors.load(builder.gep(array.data, [builder.mul(values[1], _integer(vectors.width))])))
 

@@ -32,6 +32,7 @@ import numpy as np
 from dkrr.errors import DataError, ParameterError
 from dkrr.kernels.base import FloatArray, Kernel
 from dkrr.kernels.formulas import Linear, Polynomial
+from dkrr.kernels.pairwise import Pairwise
 
 # factorials beyond this one are no float64 numbers
 MAX_DEGREE = 170
@@ -42,17 +43,16 @@ STRIP_BYTES = 2 << 20
 FAR = 4.0
 
 
-def _parameters(kernel: Kernel | None) -> tuple[int, float, float] | None:
-    """p, gamma and coef0 of a kernel (gamma x.z + coef0)^p with finitely many real features, else None."""
-    if isinstance(kernel, Linear | Polynomial) and kernel.positive_semidefinite and kernel.degree <= MAX_DEGREE:
-        return int(kernel.degree), kernel.c, kernel.coef0
-    return None
+def degree_of(kernel: Kernel | None) -> int | None:
+    """p of a kernel (gamma x.z + coef0)^p with finitely many real features, else None."""
+    has_some = isinstance(kernel, Linear | Polynomial) and kernel.positive_semidefinite and kernel.degree <= MAX_DEGREE
+    return int(kernel.degree) if has_some else None  # type: ignore[union-attr]
 
 
 def count_features(kernel: Kernel | None, num_inputs: int) -> int | None:
     """D for rows of ``num_inputs`` numbers; None for a kernel without finitely many features."""
-    found = _parameters(kernel)
-    return None if found is None else comb(num_inputs + found[0] - (found[2] == 0), found[0])
+    p = degree_of(kernel)
+    return None if p is None else comb(num_inputs + p - (kernel.coef0 == 0), p)  # type: ignore[union-attr]
 
 
 def feature_map(kernel: Kernel | None, num_inputs: int) -> FeatureMap:
@@ -63,7 +63,7 @@ def feature_map(kernel: Kernel | None, num_inputs: int) -> FeatureMap:
     ParameterError
         The kernel has no finite number of real features; says which kernels have.
     """
-    if kernel is not None and _parameters(kernel) is not None:
+    if isinstance(kernel, Pairwise) and degree_of(kernel) is not None:
         return FeatureMap(kernel=kernel.resolve(num_inputs), num_inputs=num_inputs)
     if not isinstance(kernel, Polynomial):
         name = "a precomputed matrix" if kernel is None else f"kernel {kernel.name!r}"
@@ -89,7 +89,7 @@ class FeatureMap:
         d.
     """
 
-    kernel: Kernel
+    kernel: Pairwise
     num_inputs: int
 
     has_panels: ClassVar[bool] = True
@@ -107,7 +107,7 @@ class FeatureMap:
     @property
     def num_monomials(self) -> int:
         """Monomials that are built on the way: D, and those of lower degree too where coef0 = 0."""
-        p, _, _ = _parameters(self.kernel) or (1, 1.0, 0.0)
+        p = int(self.kernel.degree)
         return self.num_inputs if self.is_linear else comb(self.num_inputs + p, p)
 
     def operands(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class FeatureMap:
                     np.multiply(out[before + at : start], variables[i], out=out[first:end])
                 before, start = start, end
             features = out[-self.num_features :]
-            features *= _scale(d, *(_parameters(self.kernel) or (1, 1.0, 0.0)))[:, None]
+            features *= _scale(d, int(self.kernel.degree), self.kernel.c, self.kernel.coef0)[:, None]
         return features.T
 
     def typical(self, mean: FloatArray, std: FloatArray) -> FloatArray | None:

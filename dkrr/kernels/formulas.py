@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dkrr.errors import ParameterError
-from dkrr.kernels.base import LIMIT, Checks, Fill, FloatArray, Kernel, overflow, positive, require_nonnegative
+from dkrr.kernels.base import LIMIT, Checks, Fill, FloatArray, Kernel, one_of, overflow, positive, require_nonnegative
 from dkrr.kernels.pairwise import Formula, Pairwise, exponential, square_norms
 
 # Elements of NumPy's buffer in broadcast operations. With the default of 8,192 every operand of rows shorter than that
@@ -199,12 +199,6 @@ def matern52(v: Any, x: Any) -> Any:
     return v.exp(-r) * (x * (1.0 / 3.0) + r + 1.0)
 
 
-def _half_integer(kernel: str, name: str, value: Any) -> float:
-    if isinstance(value, bool) or value not in (0.5, 1.5, 2.5):
-        raise ParameterError(f"{name} = {value!r} for kernel {kernel!r}", hint="0.5, 1.5 or 2.5 is expected")
-    return float(value)
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Matern(Pairwise):
     """k(a, b) = exp(-r), (1 + r) exp(-r) or (1 + r + r^2 / 3) exp(-r) for nu = 0.5, 1.5, 2.5
@@ -223,7 +217,7 @@ class Matern(Pairwise):
     name = "matern"
     distance = "squared"
     positive_semidefinite = True
-    checks: ClassVar[Checks] = {**Pairwise.checks, "nu": _half_integer}
+    checks: ClassVar[Checks] = {**Pairwise.checks, "nu": one_of(0.5, 1.5, 2.5)}
     length_scale: float | tuple[float, ...] = 1.0
     nu: float = 1.5
 

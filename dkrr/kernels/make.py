@@ -25,10 +25,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from dkrr.errors import ParameterError
-from dkrr.kernels.base import Checks, Constant, Fill, FloatArray, Kernel, Product, Sum, check_names, nearest
+from dkrr.kernels.base import Checks, Constant, Fill, FloatArray, Kernel, Product, Sum, check_names, nearest, one_of
 from dkrr.kernels.formulas import RBF, Chi2, Cosine, Laplacian, Linear, Matern, Polynomial, Precomputed, Sigmoid
 
-KINDS = ("block", "pair")
 BLOCKS = "let it take blocks (m, d) and (n, d) and return (m, n)"
 MODULE = "sklearn.gaussian_process.kernels"
 REFUSED = {
@@ -42,12 +41,6 @@ def _callable(kernel: str, name: str, value: Any) -> Callable[..., Any]:
     if not callable(value):
         raise ParameterError(f"{name} = {value!r} of kernel {kernel!r}", hint="a callable is expected")
     return value  # type: ignore[no-any-return]
-
-
-def _kind(kernel: str, name: str, value: Any) -> str:
-    if value not in KINDS:
-        raise ParameterError(f"{name} = {value!r} for kernel {kernel!r}", hint=f"allowed: {', '.join(KINDS)}")
-    return str(value)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -70,7 +63,11 @@ class FunctionKernel(Kernel):
     """
 
     name = "function"
-    checks: ClassVar[Checks] = {"function": _callable, "kind": _kind, "kernel_params": lambda *given: dict(given[2])}
+    checks: ClassVar[Checks] = {
+        "function": _callable,
+        "kind": one_of("block", "pair"),
+        "kernel_params": lambda *given: dict(given[2]),
+    }
     function: Callable[..., Any]
     kernel_params: Mapping[str, Any] = field(default_factory=dict, hash=False)
     kind: str | None = None
@@ -334,18 +331,15 @@ def make_kernel(
             raise ParameterError(f"gamma = {gamma!r}, kernel_params['gamma'] = {extra['gamma']!r}", hint="give it once")
         shared = {"gamma": gamma, "degree": degree, "coef0": coef0}
         return NAMED[kernel](**{key: value for key, value in shared.items() if key in fields} | extra)
-    is_foreign, is_own = _is_sklearn_kernel(kernel), isinstance(kernel, Kernel | Mapping)
-    if callable(kernel) and not is_own and not is_foreign:
+    if isinstance(kernel, Kernel | Mapping) or _is_sklearn_kernel(kernel):
+        if extra:
+            raise ParameterError(f"kernel_params = {extra!r}", hint="the kernel object already holds its parameters")
+        if isinstance(kernel, Mapping):
+            return kernel_from_dict(kernel)
+        return kernel if isinstance(kernel, Kernel) else SklearnKernel(kernel=kernel)
+    if callable(kernel):
         return FunctionKernel(function=kernel, kernel_params=extra)
-    if extra:
-        raise ParameterError(f"kernel_params = {extra!r}", hint="the kernel object already holds its parameters")
-    if not is_own and not is_foreign:
-        raise ParameterError(
-            f"kernel = {kernel!r}", hint="a name, a callable, a kernel object or a dictionary is expected"
-        )
-    if isinstance(kernel, Mapping):
-        return kernel_from_dict(kernel)
-    return SklearnKernel(kernel=kernel) if is_foreign else kernel
+    raise ParameterError(f"kernel = {kernel!r}", hint="a name, a callable, a kernel object or a dictionary is expected")
 
 
 def _fields(kind: type[Kernel]) -> list[str]:
@@ -373,21 +367,18 @@ def kernel_from_dict(values: Mapping[str, Any]) -> Kernel:
     """
     parameters = dict(values)
     name = parameters.pop("kernel", None)
-    what = f"kernel {name!r}"
-    if not isinstance(name, str):
-        raise ParameterError(f"{what} in {dict(values)!r}", hint="the entry 'kernel' holds the name of a kernel")
-    if name not in STORED:
-        raise ParameterError(what, hint=nearest(name, STORED))
-    kind = STORED[name]
+    if str(name) not in STORED:
+        raise ParameterError(f"kernel = {name!r} in a dictionary", hint=nearest(str(name), STORED))
+    what, kind = f"kernel {name!r}", STORED[str(name)]
     if kind is SklearnKernel:
         text = json.dumps({"class": None} | parameters)
         return SklearnKernel(kernel=json.loads(text, object_hook=_object))
     check_names(what, parameters, _fields(kind))
     if issubclass(kind, Sum | Product):
-        parts = parameters.get(kind.parts_field, ())
-        if not isinstance(parts, (list, tuple)) or not all(isinstance(part, Mapping) for part in parts):
-            raise ParameterError(f"{kind.parts_field} = {parts!r} of {what}", hint="a list of kernels is expected")
-        parameters = {kind.parts_field: tuple(kernel_from_dict(part) for part in parts)}
+        parts = parameters.get(kind.parts_field)
+        if isinstance(parts, (list, tuple)):
+            parts = [kernel_from_dict(part) if isinstance(part, Mapping) else part for part in parts]
+        parameters = {kind.parts_field: parts}
     if kind is FunctionKernel:
         parameters["function"] = _import_function(parameters.get("function"))
     return kind(**parameters)

@@ -225,24 +225,17 @@ def square_norms(rows: FloatArray) -> FloatArray:
 class Packed:
     """Rows of both sides as compiled code takes them.
 
-    ``rows`` (blocks, d, ROWS) with ``row_offsets``, ``columns`` (panels, d, panel) with ``column_offsets``; zeros where
-    there is no row. With ``row_factors`` (m,) and ``column_factors`` (n,) an entry is the evaluated one times both.
+    ``sides`` are its first four arguments: rows (blocks, d, ROWS) and their offsets, columns (panels, d, panel) and
+    their offsets; zeros where there is no row. With ``row_factors`` (m,) and ``column_factors`` (n,) an entry is the
+    evaluated one times both.
     """
 
     kind: str
     width: int
-    rows: NDArray[Any]
-    row_offsets: NDArray[Any]
-    columns: NDArray[Any]
-    column_offsets: NDArray[Any]
+    sides: tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]
     factor: NDArray[Any]
     row_factors: FloatArray | None = None
     column_factors: FloatArray | None = None
-
-    @property
-    def sides(self) -> tuple[NDArray[Any], ...]:
-        """The first four arguments of compiled functions."""
-        return self.rows, self.row_offsets, self.columns, self.column_offsets
 
 
 def compiled_form(kernel: Kernel | None) -> Pairwise | None:
@@ -319,10 +312,12 @@ def pack(form: Pairwise, A: FloatArray, B: FloatArray, dtype: Any, *, split: boo
     return Packed(
         kind=compiled.kind_of(distance, form.formula),
         width=width,
-        rows=pack_rows(left if scale_a == 1.0 else left * scale_a, compiled.ROWS, dtype),
-        row_offsets=pack_rows(offset_a[:, np.newaxis], compiled.ROWS, dtype).ravel(),
-        columns=pack_rows(right if scale_b == 1.0 else right * scale_b, panel, dtype),
-        column_offsets=pack_rows(offset_b[:, np.newaxis], panel, dtype).ravel(),
+        sides=(
+            pack_rows(left if scale_a == 1.0 else left * scale_a, compiled.ROWS, dtype),
+            pack_rows(offset_a[:, np.newaxis], compiled.ROWS, dtype).ravel(),
+            pack_rows(right if scale_b == 1.0 else right * scale_b, panel, dtype),
+            pack_rows(offset_b[:, np.newaxis], panel, dtype).ravel(),
+        ),
         factor=np.append(factor, weights).astype(dtype),
         row_factors=factors[0],
         column_factors=factors[1],

@@ -81,8 +81,7 @@ def norms(a: FloatMatrix) -> FloatVector:
 
 def largest(a: FloatMatrix) -> FloatVector:
     """max |a_ik| for every column k, (t,)."""
-    found: FloatVector = np.maximum(a.max(axis=0), -a.min(axis=0))
-    return found
+    return np.asarray(np.maximum(a.max(axis=0), -a.min(axis=0)))
 
 
 def ratio(a: FloatVector, b: FloatVector) -> FloatVector:
@@ -308,11 +307,10 @@ def right_hand_sides(
     centring
         Of all targets of the data set, to be subtracted from Y.
     """
-    assert dataset.y is not None  # noqa: S101  (narrows the type)
     rhs = BlockColumns.create(store, "rhs", operator.grid, len(targets), "float64")
     for i in range(operator.grid.num_tiles):
         span = operator.grid.span(i)
-        block = dataset.y.read(span.start, span.stop)[:, targets]
+        block = dataset.targets.read(span.start, span.stop)[:, targets]
         if centring is not None:
             block = centring.take(targets).apply(block)
         root = operator.root_weights(i)

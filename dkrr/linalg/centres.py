@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,10 +37,9 @@ from dkrr.kernels import Kernel
 from dkrr.kernels.pairwise import MIN_COLUMNS, Packed, compiled_form, pack, pack_rows, pack_sums
 from dkrr.linalg.blocks import FloatMatrix, FloatVector
 from dkrr.linalg.primal_passes import DatasetRows
+from dkrr.linalg.products import Precision, block_strips
 from dkrr.linalg.workspace import ROW_MULTIPLE, Operand, Operands, Pass, RowRanges, Workspace, is_here
-from dkrr.tiles.blas import buffer, potrf
-
-Precision = Literal["float64", "float32"]
+from dkrr.tiles.blas import potrf
 
 EPS = float(np.finfo(np.float64).eps)
 # of an entry that comes from rounded rows
@@ -283,30 +282,13 @@ class CentreProducts:
             weight = np.ones(len(y)) if used.weight is None else used.weight
             form = compiled_form(self.kernel) if self.is_compiled and not absolute else None
             packed = None if form is None else pack(form, used.x, centers, np.dtype(precision))
-            if packed is None:
-                self._add_strips(used.x, centers, p, y, weight, total, absolute)
+            if packed is not None:
+                _add_compiled(packed, p, y, weight, total)
                 continue
-            _add_compiled(packed, p, y, weight, total)
-
-    def _add_strips(
-        self,
-        x: FloatMatrix,
-        centers: FloatMatrix,
-        p: FloatMatrix | None,
-        y: FloatMatrix,
-        weight: FloatVector,
-        total: FloatMatrix,
-        absolute: bool,
-    ) -> None:
-        step = strip_rows(len(centers))
-        for start in range(0, len(x), step):
-            rows = slice(start, min(start + step, len(x)))
-            strip: Any = buffer("strip", (rows.stop - rows.start, len(centers)), np.float64)
-            self.kernel.block(x[rows], centers, strip)
-            if absolute:
-                np.abs(strip, out=strip)
-            v = y[rows] if p is None else y[rows] - strip @ p
-            total += strip.T @ (weight[rows, None] * v)
+            for rows, _, values in block_strips(self.kernel, used.x, centers, num_rows=strip_rows(len(centers))):
+                entries = np.abs(values, out=values) if absolute else values
+                v = y[rows] if p is None else y[rows] - entries @ p
+                total += entries.T @ (weight[rows, None] * v)
 
 
 def _add_compiled(
@@ -315,7 +297,7 @@ def _add_compiled(
     """Add B^T S^2 V to W (m, t) for packed rows and centres; V = Y or Y - B P. ``weight`` has one entry a row."""
     from dkrr.kernels.compiled import two_sided_function
 
-    (blocks, _, rows), (panels, _, panel) = packed.rows.shape, packed.columns.shape
+    (blocks, _, rows), (panels, _, panel) = packed.sides[0].shape, packed.sides[2].shape
     # rows that only fill up the last block have weight 0
     targets, factors = np.zeros((blocks * rows, total.shape[1])), np.zeros(blocks * rows)
     factors[: len(weight)], targets[: len(y)] = weight, y

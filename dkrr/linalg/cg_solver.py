@@ -27,9 +27,10 @@ How many iterations are left is told by the residuals so far, and, before they t
 
     log |r_k| is about a - s k    =>    (log |r_k| - log tol) / s  iterations more
 
-s is the median of the slopes between all pairs of the last points (Theil and Sen), so that a residual that jumps when
-the true one takes its place does not turn it. Up to the upper end of the plan's range the number stays between its
-lower end and twice its upper end.
+for the least residual so far, which neither the jumps of conjugate gradients turn nor a true residual that takes the
+place of a recursive one; s is its slope over the later half of the iterations. Up to the upper end of the plan's range
+the number stays between its lower end and twice its upper end. Near to ``tol`` it is rounding that decides, and the
+iteration ends by itself: there it is not given up for another way.
 
 Cost
 ----
@@ -39,8 +40,7 @@ In the plane 4 n t flops more a product and an application; M^-1 s once for each
 References
 ----------
 Gould, Hribar and Nocedal, On the solution of equality constrained quadratic programming problems arising in
-optimization, SIAM J. Sci. Comput. 23 (2001). Sen (1968), Estimates of the regression coefficient based on Kendall's
-tau.
+optimization, SIAM J. Sci. Comput. 23 (2001).
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ from dkrr.store.files import name_of, place
 # fewer points tell nothing, more are of an earlier stage of the iteration
 LEAST_POINTS, MOST_POINTS = 5, 40
 NOT_MADE = "none was needed"
+# times tol: there rounding may stand between a residual and tol, which three checks tell
+NEAR = 1e3
 
 
 class Forecast:
@@ -96,8 +98,9 @@ class Forecast:
         self._points: deque[tuple[int, float, float]] = deque(maxlen=MOST_POINTS)
 
     def add(self, iteration: int, relative: float) -> None:
-        """The largest relative residual of all columns after an iteration."""
-        self._points.append((iteration, log(max(relative, 1e-300)), self.clock()))
+        """The largest relative residual of all columns after an iteration; the least so far is what counts."""
+        least = self._points[-1][1] if self._points else inf
+        self._points.append((iteration, min(least, log(max(relative, 1e-300))), self.clock()))
 
     @property
     def iterations_left(self) -> float | None:
@@ -107,10 +110,8 @@ class Forecast:
         number, level, _ = self._points[-1]
         # the later half: what went before is another stage
         later = [point for point in self._points if point[0] >= number // 2]
-        points = np.array([point[:2] for point in (later if len(later) >= LEAST_POINTS else self._points)])
-        first, second = np.triu_indices(len(points), 1)
-        slopes = (points[second, 1] - points[first, 1]) / (points[second, 0] - points[first, 0])
-        missing, slope = max(0.0, level - log(self.tol)), -float(np.median(slopes))
+        first, highest, _ = later[0] if len(later) >= LEAST_POINTS else self._points[0]
+        missing, slope = max(0.0, level - log(self.tol)), (highest - level) / (number - first)
         return missing / slope if slope > 0 else inf if missing else 0.0
 
     @property
@@ -142,7 +143,8 @@ class Forecast:
             ``slow``; ``falls``: whether there is an end in sight.
         """
         plan, more = self.foreseen, self.iterations_left
-        if plan is None or other_seconds is None or iteration <= 2 * plan.high or not more:
+        is_near = self._points[-1][1] <= log(NEAR * self.tol)
+        if plan is None or other_seconds is None or iteration <= 2 * plan.high or not more or is_near:
             return
         # at the pace of the last iterations
         (first, _, begun), (last, _, now) = self._points[0], self._points[-1]

@@ -420,8 +420,7 @@ class EigenRidge(DenseRidge):
         self.ones = self.vectors.T @ self.root if fit_intercept else None  # q_s (m,)
 
     def multiply(self, u: Floats, alpha: float) -> Floats:
-        found: Floats = self.vectors @ ((self.eigenvalues + alpha)[:, None] * (self.vectors.T @ u))
-        return found
+        return np.asarray(self.vectors @ ((self.eigenvalues + alpha)[:, None] * (self.vectors.T @ u)))
 
     def solve(self, alphas: Floats, targets: Any = slice(None)) -> Floats:
         """u (m, c, k) of some targets. 2 m^2 c (k + 1) flops."""
@@ -434,8 +433,7 @@ class EigenRidge(DenseRidge):
         basis = (self.vectors.T @ rhs.reshape(len(rhs), -1)).reshape(rhs.shape)
         q: Floats = np.broadcast_to(basis, shape).reshape(len(rhs), -1)
         inner = g * q if self.ones is None else solve_bordered(lambda r: g * r, lambda u: u / g, q, self.ones)
-        found: Floats = (self.vectors @ inner).reshape(shape)
-        return found
+        return np.asarray((self.vectors @ inner).reshape(shape))
 
     def inverse(self, alphas: Floats) -> Floats:
         """(lam + alpha)^-1 (m, k).
@@ -474,8 +472,7 @@ class EigenRidge(DenseRidge):
         if self.ones is None:
             return np.zeros_like(inverse)
         weighted = self.ones[:, None] * inverse
-        found: Floats = (self.vectors @ weighted) / np.sqrt(self.ones @ weighted)
-        return found
+        return np.asarray((self.vectors @ weighted) / np.sqrt(self.ones @ weighted))
 
     def leave_fold_out(
         self, rows: NDArray[np.intp], alphas: Floats, block: Floats | None = None

@@ -261,46 +261,6 @@ def factorise(
     return summary
 
 
-@dataclass(frozen=True, kw_only=True)
-class CholeskySolver:
-    """Parameters of the direct solver.
-
-    Parameters
-    ----------
-    precision
-        "float64", or "float32" for a factor (and an answer) in single precision at half the disk and time.
-    """
-
-    precision: Literal["float64", "float32"] = "float64"
-
-    def prepare(
-        self,
-        operator: RidgeOperator,
-        workspace: Workspace,
-        *,
-        weight_digest: str | None = None,
-        source_digest: str = "",
-    ) -> CholeskyFactor:
-        """Factorise A, continuing a factor with the same key where it was left. n^3 / 3 flops.
-
-        Raises
-        ------
-        NotPositiveDefiniteError
-            A is not positive definite; names the row and a suggested alpha.
-        """
-        fields = factor_fields(operator, self.precision, weight_digest, workspace.blas, source_digest)
-        location = factor_location(workspace.store, fields)
-        with hold_lock(location):
-            factor = workspace.matrix(location, operator.grid, self.precision, fields)
-            taken = continue_lineage(operator, factor, "factors", fields, workspace.store)
-            summary = factorise(
-                operator, factor, workspace.executor, workspace.progress, split=workspace.split, taken=taken
-            )
-            workspace.record("factorise", summary)
-            taken.record(workspace, "factor", operator.grid.n, summary, power=3)
-        return CholeskyFactor(solver=self, operator=operator, factor=factor, workspace=workspace)
-
-
 def factor_location(store: Any, fields: dict[str, Any]) -> Any:
     """Where the factor with these fields is."""
     return place(store, "factors", key_of(fields) + ".zarr")
@@ -310,10 +270,43 @@ def factor_location(store: Any, fields: dict[str, Any]) -> Any:
 class CholeskyFactor:
     """A finished factor: solves for any number of right-hand sides."""
 
-    solver: CholeskySolver
     operator: RidgeOperator
     factor: TileMatrix
     workspace: Workspace
+
+    @classmethod
+    def prepare(
+        cls,
+        operator: RidgeOperator,
+        workspace: Workspace,
+        *,
+        precision: Literal["float64", "float32"] = "float64",
+        weight_digest: str | None = None,
+        source_digest: str = "",
+    ) -> CholeskyFactor:
+        """Factorise A, continuing a factor with the same key where it was left. n^3 / 3 flops.
+
+        Parameters
+        ----------
+        precision
+            "float64", or "float32" for a factor (and an answer) in single precision at half the disk and time.
+
+        Raises
+        ------
+        NotPositiveDefiniteError
+            A is not positive definite; names the row and a suggested alpha.
+        """
+        fields = factor_fields(operator, precision, weight_digest, workspace.blas, source_digest)
+        location = factor_location(workspace.store, fields)
+        with hold_lock(location):
+            factor = workspace.matrix(location, operator.grid, precision, fields)
+            taken = continue_lineage(operator, factor, "factors", fields, workspace.store)
+            summary = factorise(
+                operator, factor, workspace.executor, workspace.progress, split=workspace.split, taken=taken
+            )
+            workspace.record("factorise", summary)
+            taken.record(workspace, "factor", operator.grid.n, summary, power=3)
+        return cls(operator=operator, factor=factor, workspace=workspace)
 
     def solve(self, rhs: BlockColumns, *, bordered: bool = False) -> tuple[BlockColumns, Solution, FloatVector]:
         """Solve A u = rhs for all columns, or A u + b s = rhs, s^T u = 0; evaluate the true residual.
@@ -343,7 +336,7 @@ class CholeskyFactor:
         norms = residual_norms(operator, rhs, u, self.workspace, store, normal=normal)
         n, work = self.factor.grid.n, self.workspace
         solution = Solution.direct(
-            n, norms.relative_residual, norms.backward_error, solver="cholesky", precision=self.solver.precision,
+            n, norms.relative_residual, norms.backward_error, solver="cholesky", precision=self.factor.array.dtype,
             seconds={phase: summary.seconds for phase, summary in work.phases.items()},
             message=f"Cholesky factor of {n:,} rows in {self.factor.grid.num_lower:,} tiles",
             hint="a stored tile is not what it should be: check the store with `dkrr info --verify`, "
@@ -379,7 +372,7 @@ class CholeskyFactor:
         """
         work = self.workspace
         forward, backward = (
-            BlockColumns.create(rhs.array.store, name + suffix, rhs.grid, rhs.num_columns, self.solver.precision)
+            BlockColumns.create(rhs.array.store, name + suffix, rhs.grid, rhs.num_columns, self.factor.array.dtype)
             for name in ("z", "u")
         )
         # the disk writes what the sweeps read: tiles of the last seconds are on no disk yet, and all are in memory
@@ -395,20 +388,15 @@ class CholeskyFactor:
     @property
     def owner(self) -> Owners:
         """Computes a tile of the factor again that was lost after it was written."""
-        return factor_owner(self.operator, self.factor, self.workspace)
+        operator, factor, work = self.operator, self.factor, self.workspace
+
+        def again(index: tuple[int, ...]) -> None:
+            factor.array.delete(index)
+            work.record("factorise", factorise(operator, factor, work.executor, work.progress, split=work.split))
+
+        return {factor.location: again}
 
     def make_durable(self) -> None:
         """fsync the tiles where the workspace is durable; for who reads them without :meth:`substitute`."""
         if self.workspace.durable:
             self.factor.array.sync()
-
-
-def factor_owner(operator: RidgeOperator, factor: TileMatrix, workspace: Workspace) -> Owners:
-    """Computes a tile of a factor again."""
-
-    def again(index: tuple[int, ...]) -> None:
-        factor.array.delete(index)
-        summary = factorise(operator, factor, workspace.executor, workspace.progress, split=workspace.split)
-        workspace.record("factorise", summary)
-
-    return {factor.location: again}

@@ -42,7 +42,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
-from collections.abc import Iterator
 from dataclasses import replace
 from math import inf, log
 from typing import Any
@@ -53,7 +52,7 @@ from dkrr.errors import LockedError, NotPositiveDefiniteError, NumericalError, S
 from dkrr.linalg.blocks import MAX_BLOCK_COLUMNS, BlockColumns, FloatMatrix, FloatVector, norms
 from dkrr.linalg.catalogue import Ancestor, ancestors, factor_fields
 from dkrr.linalg.cg import conjugate_gradients
-from dkrr.linalg.direct import CholeskySolver, factor_location, factor_owner
+from dkrr.linalg.direct import CholeskyFactor, factor_location
 from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.solution import IterativeSettings
@@ -73,10 +72,10 @@ MAX_NEW_ROWS = 0.04
 FIRST_SHIFT = 0.1
 SHIFT_GROWTH = 10.0
 MAX_SHIFTS = 4
-# A pivot further below zero than this is no rounding of the matrix, and a shift that mends it is no small one.
-NOT_ROUNDING = 10.0
 # Iterations that look for a direction without curvature: duplicated rows and matrices of low rank showed one within 10.
 NUM_CURVATURES = 16
+# A pivot further below zero than this is no rounding of the matrix, and a shift that mends it is no small one.
+NOT_ROUNDING = 10.0
 EPS32 = float(np.finfo(np.float32).eps)
 
 
@@ -138,13 +137,15 @@ class FactorPreconditioner:
         )
         try:
             source.fill((r[:m] / scale).astype(factor.dtype))
+            system = self.operator
+            made_by = None if system is None else CholeskyFactor(operator=system, factor=factor, workspace=work)
             summary = substitute(
                 "precondition",
                 factor,
                 (source, between, result),
                 work.executor,
                 verify=not self.is_verified,
-                owners={} if self.operator is None else factor_owner(self.operator, factor, work),
+                owners=None if made_by is None else made_by.owner,
             )
             work.record("precondition", summary)
             z[:m] = result.whole() * scale
@@ -208,17 +209,13 @@ def earlier_factor(operator: RidgeOperator, workspace: Workspace) -> tuple[Facto
 
 
 def float32_factor(
-    operator: RidgeOperator,
-    workspace: Workspace,
-    settings: IterativeSettings,
-    *,
-    weight_digest: str | None = None,
-    source_digest: str = "",
+    operator: RidgeOperator, workspace: Workspace, settings: IterativeSettings, **digests: Any
 ) -> FactorPreconditioner:
     """A float32 factor of A, continuing one with the same key where it was left.
 
     Where it breaks down, A + shift I is factorised, the shift ten times as large each time, and sixteen iterations look
-    for a direction along which float64 would break down, too.
+    for a direction along which float64 would break down, too. ``digests`` are those of
+    :func:`~dkrr.linalg.catalogue.factor_fields`.
 
     Raises
     ------
@@ -226,16 +223,14 @@ def float32_factor(
         Four shifts were not enough, or a pivot is further below zero than rounding explains; or A is not positive
         definite beyond the rounding of float64.
     """
-    digests: dict[str, Any] = {"weight_digest": weight_digest, "source_digest": source_digest}
-    n, places = operator.grid.n, list(_places(operator, workspace, **digests))
+    n, places = operator.grid.n, _places(operator, workspace, **digests)
     # an interrupted fit goes on with the shift that it had come to
     begun = [number for number, (_, place) in enumerate(places) if read_json(place, "zarr.json") is not None]
-    text, row = f"float32 Cholesky factor of {n:,} rows in {operator.grid.num_lower:,} tiles", None
-    why = "float32 broke down"
+    text, why, row = f"float32 Cholesky factor of {n:,} rows in {operator.grid.num_lower:,} tiles", "", None
     for shift, location in places[max(begun, default=0) :]:
         shifted = operator.with_alpha(operator.alpha + shift)
         try:
-            factored = CholeskySolver(precision="float32").prepare(shifted, workspace, **digests)
+            factored = CholeskyFactor.prepare(shifted, workspace, precision="float32", **digests)
             factored.make_durable()
             break
         except NotPositiveDefiniteError as exc:
@@ -250,33 +245,27 @@ def float32_factor(
                     hint=exc.hint,
                     **exc.details | {"precision": "float32"},
                 ) from exc
-            if row is None:
-                row, why = int(exc.row), f"float32 broke down at row {exc.row:,} (pivot {exc.pivot:.2g})"
+            why, row = why or f" at row {exc.row:,} (pivot {exc.pivot:.2g})", int(exc.row) if row is None else row
+            where = f"row {exc.row:,} (pivot {exc.pivot:.2g}, alpha {shifted.alpha:.3g})"
             logger.warning(
-                "the float32 factor of %s rows breaks down at row %s (pivot %.2g, alpha %.3g): "
-                "preconditioning with a factor of A + shift I",
+                "the float32 factor of %s rows breaks down at %s: preconditioning with a factor of A + shift I",
                 f"{n:,}",
-                f"{exc.row:,}",
-                exc.pivot,
-                shifted.alpha,
+                where,
             )
             with contextlib.suppress(LockedError), hold_lock(location):  # who is at it finds the same
                 remove_array(location)
-    text += f", of A + {shift:.2g} I because {why}" if shift else ""
+    text += f", of A + {shift:.2g} I because float32 broke down{why}" if shift else ""
     made = FactorPreconditioner(factored.factor, workspace, operator=shifted, description=text)
     if shift:
         _check_curvature(operator, made, settings, row)
     return made
 
 
-def float32_location(
-    operator: RidgeOperator, workspace: Workspace, *, weight_digest: str | None = None, source_digest: str = ""
-) -> str | None:
+def float32_location(operator: RidgeOperator, workspace: Workspace, **digests: Any) -> str | None:
     """Where the whole factor of :func:`float32_factor` is; None where there is none."""
-    digests: dict[str, Any] = {"weight_digest": weight_digest, "source_digest": source_digest}
     for _, location in _places(operator, workspace, **digests):
         if read_json(location, "zarr.json") is not None and not TileMatrix.open(location).missing():
-            return str(location)
+            return location
     return None
 
 
@@ -284,16 +273,12 @@ def _trace(operator: RidgeOperator) -> float:
     return float(operator.diagonal_from(0).sum()) + operator.grid.n * operator.alpha
 
 
-def _places(
-    operator: RidgeOperator, workspace: Workspace, *, weight_digest: str | None, source_digest: str
-) -> Iterator[tuple[float, str]]:
-    """Every shift that may be tried, and where its factor is; the rows are read when the second one is asked for."""
-    fields = factor_fields(operator, "float32", weight_digest, workspace.blas, source_digest)
-    yield 0.0, factor_location(workspace.store, fields)
-    trace = _trace(operator)
-    for number in range(MAX_SHIFTS):
-        shift = FIRST_SHIFT * EPS32 * trace * SHIFT_GROWTH**number
-        yield shift, factor_location(workspace.store, fields | {"alpha": operator.alpha + shift})
+def _places(operator: RidgeOperator, workspace: Workspace, **digests: Any) -> list[tuple[float, str]]:
+    """Every shift that may be tried, and where its factor is."""
+    fields = factor_fields(operator, "float32", blas=workspace.blas, **{"weight_digest": None, **digests})
+    unit = EPS32 * _trace(operator)
+    shifts = [0.0, *(FIRST_SHIFT * SHIFT_GROWTH**number * unit for number in range(MAX_SHIFTS))]
+    return [(shift, factor_location(workspace.store, fields | {"alpha": operator.alpha + shift})) for shift in shifts]
 
 
 def _check_curvature(

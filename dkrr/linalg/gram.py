@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -163,24 +162,18 @@ def operator_entry(operator: RidgeOperator, p: int, q: int) -> tuple[float, floa
 
 
 def read_rows(matrix: TileMatrix, wanted: Sequence[tuple[int, int, int]]) -> list[FloatArray]:
-    """Row p of tile (i, k) for every (i, k, p), b entries each, from the bytes at its offset: no checksum."""
+    """Row p of tile (i, k) for every (i, k, p), without a checksum: of an object only its bytes are fetched."""
     from dkrr.store.objects import read_range
 
-    array, length = matrix.array, matrix.grid.tile_size * matrix.dtype.itemsize
-    root, rows = local_root(array.store), []
+    array, length, rows = matrix.array, matrix.grid.tile_size * matrix.dtype.itemsize, []
+    is_local = local_root(array.store) is not None
     for i, k, p in wanted:
-        part = None
-        if root is None:
-            part = read_range(array.store, array.chunk_key((i, k)), p * length, length)
-        else:
-            with (
-                contextlib.suppress(FileNotFoundError, NotADirectoryError),
-                open(root / array.chunk_key((i, k)), "rb", 0) as file,
-            ):
-                part = os.pread(file.fileno(), length, p * length)
-        is_whole = part is not None and len(part) == length
-        # reading all of it names what is wrong; when nothing is, the tile was written a moment ago
-        rows.append(np.frombuffer(part, matrix.dtype) if is_whole else np.array(array.read((i, k))[p]))  # type: ignore[arg-type]
+        part = None if is_local else read_range(array.store, array.chunk_key((i, k)), p * length, length)
+        # reading all of an object names what is wrong with it
+        row = (
+            np.array(array.read((i, k), verify=not is_local)[p]) if part is None else np.frombuffer(part, matrix.dtype)
+        )
+        rows.append(row)
     return rows
 
 

@@ -53,7 +53,7 @@ With an intercept b (a flat prior) the border s = S 1 adds what is not known of 
     + sigma^2 (1 - s^T A^-1 S k(X, z))^2 / (s^T A^-1 s) = (1 - g^T V)^2 / |g|^2,    g = L^-1 s,  V = L^-1 S k(X, z):
 
 g is one more column of the same substitution. A new observation at z of weight 1 has sigma^2 alpha on top. The
-functions here leave out sigma^2; :func:`maximum_likelihood_scale` is its estimate.
+functions here leave out sigma^2; :func:`target_scale` is its estimate.
 
 Rows of Z are taken in blocks. A block keeps its V (w, n) in memory and reads every tile of the factor once, so that
 w decides between memory and reading: :func:`block_rows`.
@@ -327,8 +327,7 @@ class Quantiles:
                 f"a coverage of {coverage:g} from {self.num_rows:,} leave-one-out residuals",
                 hint=f"at most {len(self.jackknife) / NUM_LEVELS:g} for so few rows; or method='gaussian'",
             )
-        found: FloatMatrix = quantiles[level]
-        return found
+        return np.asarray(quantiles[level])
 
     def knows(self, coverage: float) -> bool:
         """Whether there are rows enough for this coverage."""
@@ -363,8 +362,7 @@ def _quantiles(size: FloatMatrix) -> FloatMatrix:
     n = len(size)
     # ceil((n + 1) level / NUM_LEVELS), in integers: which of n sorted residuals is the quantile
     ranks = -(-(n + 1) * np.arange(1, NUM_LEVELS) // NUM_LEVELS)
-    chosen: FloatMatrix = np.sort(size, axis=0)[ranks[ranks <= n] - 1]
-    return chosen
+    return np.asarray(np.sort(size, axis=0)[ranks[ranks <= n] - 1])
 
 
 def check_coverage(coverage: Any) -> None:
@@ -536,9 +534,7 @@ class VarianceSystem:
         return np.maximum(values, 0.0)
 
 
-def maximum_likelihood_scale(
-    y: RowSource, dual_coef: RowSource, num_weighted: int, *, intercept: bool = False
-) -> FloatVector:
+def target_scale(y: RowSource, dual_coef: RowSource, weight: RowSource | None, *, intercept: bool) -> FloatVector:
     """sigma^2 (t,) = y^T S A^-1 S y / n: the maximum of the Gaussian process' likelihood, A given.
 
     y^T S A^-1 S y is y^T dual_coef, so no factor is needed. n counts the rows of positive weight; the others tell
@@ -547,8 +543,7 @@ def maximum_likelihood_scale(
     Parameters
     ----------
     y, dual_coef : RowSource (n, t)
-    num_weighted
-        n.
+    weight : RowSource (n, 1), optional
 
     References
     ----------
@@ -560,4 +555,5 @@ def maximum_likelihood_scale(
         shift = sum((y.read(*span).sum(axis=0) for span in spans), shift) / y.num_rows
     for span in spans:
         total += np.einsum("it,it->t", y.read(*span) - shift, dual_coef.read(*span))
-    return np.maximum(total, 0.0) / max(1, num_weighted - intercept)
+    n = y.num_rows if weight is None else int(np.count_nonzero(weight.read(0, weight.num_rows)))
+    return np.maximum(total, 0.0) / max(1, n - intercept)

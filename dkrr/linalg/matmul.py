@@ -385,7 +385,7 @@ def sampled_row_sums(operator: RidgeOperator) -> FloatMatrix:
     largest = np.argsort(-np.abs(diagonal), kind="stable")[: SAMPLED_ROWS // 2]
     index = np.unique(np.concatenate([spread, largest]))
     root = operator.root_weights()
-    chosen, sums = rows.take(index, n), np.zeros(len(index))
+    chosen, sums = rows.take(index), np.zeros(len(index))
     with single_blas_thread():
         for start in range(0, n, SAMPLED_COLUMNS):
             span = slice(start, min(start + SAMPLED_COLUMNS, n))

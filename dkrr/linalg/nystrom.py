@@ -68,7 +68,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.dataset import Dataset, RowArray
+from dkrr.dataset import Dataset
 from dkrr.engine.machine import single_blas_thread
 from dkrr.engine.tasks import RunSummary
 from dkrr.errors import ConvergenceError, DataError, NotPositiveDefiniteError, ParameterError
@@ -88,7 +88,6 @@ from dkrr.linalg.catalogue import FORMAT_VERSION, KERNEL_VERSION, key_of
 from dkrr.linalg.centres import (
     CenterFactor,
     CentreProducts,
-    Precision,
     can_compile,
     independent_centers,
     product_task_bytes,
@@ -96,10 +95,10 @@ from dkrr.linalg.centres import (
 )
 from dkrr.linalg.cg import CGState, Checkpoint, Identity, conjugate_gradients
 from dkrr.linalg.leave_one_out import LeaveOneOut
-from dkrr.linalg.operators import rows_of
+from dkrr.linalg.operators import read_rows, rows_of
 from dkrr.linalg.primal import Equations, left_out
 from dkrr.linalg.primal_passes import CentreFeatures, DatasetRows, FeatureRows, MemoryRows
-from dkrr.linalg.products import is_nonnegative
+from dkrr.linalg.products import Precision, is_nonnegative
 from dkrr.linalg.rpcholesky import pivot_rows
 from dkrr.linalg.solution import IterativeSettings, NystromSettings, Solution
 from dkrr.linalg.workspace import BARE_BYTES, BASELINE_BYTES, Workspace, check_task_memory, resumable_folder
@@ -162,18 +161,6 @@ def choose_rows(
     size = sample_size(len(used), len(centers))
     sample = np.sort(np.random.default_rng([seed, 2]).choice(others, size, replace=False))
     return centers, sample, len(others) / size if size else 0.0
-
-
-def read_rows(array: RowArray, numbers: Indices, center: tuple[float, ...] | None = None) -> FloatMatrix:
-    """The rows (s, k) with these ascending numbers, centred if asked; only chunks that hold one are read."""
-    result = np.empty((len(numbers), array.num_columns))
-    for start, stop in array.blocks():
-        first, last = np.searchsorted(numbers, (start, stop))
-        if first < last:
-            result[first:last] = array.read(start, stop)[numbers[first:last] - start]
-    if center is not None:
-        result -= np.asarray(center)
-    return result
 
 
 logger = logging.getLogger("dkrr.linalg.nystrom")
@@ -407,7 +394,7 @@ class _Fit:
         dataset, started = self.dataset, time.perf_counter()
         self.rows = rows_of(dataset, self.kernel)
         centers, others, factor = choose_rows(dataset, self.kernel, self.rows.center, self.nystrom, self.iterative.seed)
-        candidates = read_rows(dataset.X, centers, self.rows.center)
+        candidates = self.rows.take(centers)
         kept = independent_centers(self.kernel, candidates)
         if len(kept) < len(candidates):
             logger.info("%d of %d centres are in the span of the others", len(candidates) - len(kept), len(candidates))
@@ -419,9 +406,8 @@ class _Fit:
         self.triangle = CenterFactor(self.kernel, points, dataset.num_rows, float(self.alphas.min()), precision)
         weight = np.repeat([1.0, factor], [len(centers), len(others)])
         if dataset.weight is not None:
-            own = [read_rows(dataset.weight, part)[:, 0] for part in (centers, others)]
-            weight *= np.concatenate(own)
-        rows = np.concatenate([candidates, read_rows(dataset.X, others, self.rows.center)])
+            weight *= read_rows(dataset.weight, np.concatenate([centers, others]))[:, 0]
+        rows = np.concatenate([candidates, self.rows.take(others)])
         sample = MemoryRows(rows, np.empty((len(rows), 0)), weight)
         features = CentreFeatures(self.kernel, points, self.triangle.square)
         source = FeatureRows(features, sample, self.workspace, self.location, phase="precondition")

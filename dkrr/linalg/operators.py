@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.dataset import Dataset, open_dataset
+from dkrr.dataset import Dataset, RowArray, open_dataset
 from dkrr.dataset.dataset import before_appends
 from dkrr.errors import DataError, StoreError
 from dkrr.kernels import Kernel
@@ -69,21 +69,24 @@ class Rows:
             block -= np.asarray(self.center)
         return block
 
-    def take(self, index: NDArray[np.int64], n: int) -> FloatMatrix:
-        """Rows by number (k, d), centred, of the first n; every chunk of X that is met is read once."""
-        dataset = self.open()
-        step = dataset.X.rows_per_chunk
-        result = np.empty((len(index), dataset.num_features))
-        for number in np.unique(index // step):
-            start = int(number) * step
-            inside = index // step == number
-            result[inside] = self.read(start, min(start + step, n))[index[inside] - start]
-        return result
+    def take(self, index: NDArray[np.int64]) -> FloatMatrix:
+        """Rows by number (k, d), centred; every chunk of X that is met is read once."""
+        return read_rows(self.open().X, index, self.center)
 
     def root_weight(self, start: int, stop: int) -> FloatMatrix | None:
         """Square roots of the weights (stop - start,), None without weights."""
         weight = self.open().weight
         return None if weight is None else np.sqrt(weight.read(start, stop)[:, 0])
+
+
+def read_rows(array: RowArray, numbers: NDArray[np.int64], center: tuple[float, ...] | None = None) -> FloatMatrix:
+    """The rows (s, k) with these numbers, centred if asked; every chunk that holds one is read once."""
+    result, step = np.empty((len(numbers), array.num_columns)), array.rows_per_chunk
+    for chunk in np.unique(numbers // step):
+        inside = numbers // step == chunk
+        start, stop = array.span(int(chunk))
+        result[inside] = array.read(start, stop)[numbers[inside] - start]
+    return result if center is None else result - np.asarray(center)
 
 
 @lru_cache(maxsize=8)

@@ -386,7 +386,7 @@ class LowRank:
             h[...], known[...] = block[:, :b], block[:, b:]
         else:
             kernel, rows = operator.known()
-            x = rows.take(proposals, operator.grid.n)
+            x = rows.take(proposals)
             kernel.block(x, x, h, same=True)
             kernel.block(x, before[:, 2:end], known)
         h *= root[:, None]

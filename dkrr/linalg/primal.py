@@ -66,7 +66,7 @@ from dkrr.engine.machine import single_blas_thread
 from dkrr.errors import DataError, NotPositiveDefiniteError, ParameterError
 from dkrr.kernels import Kernel
 from dkrr.kernels.features import FeatureMap, count_features, feature_map
-from dkrr.linalg.blocks import FloatMatrix, FloatVector, offset_of, ratio, target_alphas
+from dkrr.linalg.blocks import FloatMatrix, FloatVector, offset_of, ratio, row_blocks, target_alphas
 from dkrr.linalg.catalogue import FORMAT_VERSION, KERNEL_VERSION, key_of
 from dkrr.linalg.leave_one_out import MIN_SHARE, LeaveOneOut, loo_from_leverages
 from dkrr.linalg.operators import rows_of
@@ -152,7 +152,7 @@ class Equations:
                 source = source.about(means + (0.0 if source.shift is None else source.shift), source.centring)
                 gram, cross, squares = source.sums()
                 means = cross[:, -1] / weight
-            for block in _blocks(len(means)):
+            for block in row_blocks(len(means), BLOCK_ROWS):
                 gram[block] -= weight * means[block, None] * means
         return cls(
             source=source,
@@ -179,14 +179,24 @@ class Equations:
             self._factor = None  # one copy at a time
             system = self._system(alpha)
             info = potrf(system)
-            if info:
-                order, pivot = leading_minor_pivot(self._system(alpha), info)
-                raise self._singular(pivot, order - 1, alpha)
             pivots = np.square(system.diagonal())
             # rounding alone decides whether such a pivot is positive
-            lost = np.flatnonzero(pivots <= len(system) * EPS * (self.gram.diagonal() + alpha))
-            if len(lost):
-                raise self._singular(float(pivots[lost[0]]), int(lost[0]), alpha)
+            lost = np.flatnonzero(pivots <= len(system) * EPS * (self.gram.diagonal() + alpha)).tolist()
+            if info or lost:
+                order, pivot = (
+                    leading_minor_pivot(self._system(alpha), info) if info else (lost[0] + 1, pivots[lost[0]])
+                )
+                size, spread = len(system), EPS * float(self.gram.diagonal().max())
+                suggested = alpha + (10 * max(abs(float(pivot)), size * spread) or EPS)
+                raise NotPositiveDefiniteError(
+                    f"F^T W F + alpha I of {size:,} features is not positive definite at feature {order - 1:,} "
+                    f"(pivot {pivot:.2g}, alpha {alpha:.3g}): it depends on those before it",
+                    hint=f"raise alpha to at least {suggested:.1g}, or leave out features that others determine",
+                    row=order - 1,
+                    pivot=float(pivot),
+                    alpha=alpha,
+                    suggested_alpha=suggested,
+                )
             self._factor = alpha, system
         return self._factor[1]
 
@@ -194,19 +204,6 @@ class Equations:
         system = self.gram.copy()
         system[np.diag_indices_from(system)] += alpha
         return system
-
-    def _singular(self, pivot: float, feature: int, alpha: float) -> NotPositiveDefiniteError:
-        size = len(self.gram)
-        suggested = alpha + (10 * max(abs(pivot), size * EPS * float(self.gram.diagonal().max())) or EPS)
-        return NotPositiveDefiniteError(
-            f"F^T W F + alpha I of {size:,} features is not positive definite at feature {feature:,} "
-            f"(pivot {pivot:.2g}, alpha {alpha:.3g}): it depends on those before it",
-            hint=f"raise alpha to at least {suggested:.1g}, or leave out features that others determine",
-            row=feature,
-            pivot=pivot,
-            alpha=alpha,
-            suggested_alpha=suggested,
-        )
 
     def solve(self, right: FloatMatrix, alphas: FloatVector) -> FloatMatrix:
         """(G + alpha I)^-1 right (D, t), with an alpha for each column."""
@@ -236,7 +233,9 @@ class Equations:
         is_zero = right <= 10 * EPS * np.sqrt(diagonal.sum()) * y_size
         relative = ratio(np.linalg.norm(residual, axis=0), np.where(is_zero, 0.0, right))
         # max_j |F_j| |y| bounds |g| by Cauchy and Schwarz
-        gram_norm = max(float(np.abs(self.gram[rows]).sum(axis=1).max()) for rows in _blocks(len(diagonal)))
+        gram_norm = max(
+            float(np.abs(self.gram[rows]).sum(axis=1).max()) for rows in row_blocks(len(diagonal), BLOCK_ROWS)
+        )
         bound = (gram_norm + alphas) * np.abs(coef).max(axis=0) + np.sqrt(diagonal.max()) * self.y_norm
         return relative, ratio(np.abs(residual).max(axis=0), bound)
 
@@ -451,11 +450,6 @@ def solve_primal(source: FeatureRows, alphas: FloatVector, fit_intercept: bool) 
         solution=solution,
         equations=equations,
     )
-
-
-def _blocks(size: int) -> list[slice]:
-    """Rows of D x D matrices whose copies are small."""
-    return [slice(start, start + BLOCK_ROWS) for start in range(0, size, BLOCK_ROWS)]
 
 
 def primal_leave_one_out(source: FeatureRows, alpha: Any, *, fit_intercept: bool = False) -> LeaveOneOut:

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,10 +88,8 @@ class CentreFeatures:
         """m."""
         return len(self.centers)
 
-    @property
-    def num_monomials(self) -> int:
-        """Numbers that are made on the way to the features of a row: m."""
-        return self.num_features
+    # numbers that are made on the way to the features of a row
+    num_monomials = property(lambda self: self.num_features)
 
     def operands(self) -> dict[str, Sequence[FloatMatrix]]:
         """What :meth:`design` reads."""
@@ -231,11 +229,9 @@ class DatasetRows:
             end = min(begin + size, stop)
             parts: dict[Any, Any] = {k: part.read(begin, end) for k, part in dataset.parts().items() if k != "X"}
             mapped = dataset.X.array.read((begin // size, 0))[: end - begin] if is_mapped else None
-            x: Any = dataset.X.read(begin, end) if mapped is None else mapped
-            for part in (*parts, "X") if placed else ():
+            x: Any = self.rows.read(begin, end) if mapped is None else mapped
+            for part in (*parts, "X") if placed and self.in_place else ():
                 check_place(dataset, part, begin, x if part == "X" else parts[part])
-            if self.rows.center is not None:
-                x = x - np.asarray(self.rows.center)
             y, weight = parts.get("y", np.empty((end - begin, 0))), parts.get("weight")
             for first in range(0, end - begin, num_rows):
                 rows = slice(first, first + num_rows)
@@ -537,10 +533,6 @@ class FeatureRows:
         parts = np.split(whole, whole.shape[1] // edge, axis=1)
         return {"coef": [coef], "intercept": [intercept[None]], "basis": parts, "weights": [weights]}
 
-    def _not_finite(self, num_tiles: int, number: int) -> DataError:
-        """The error for a part."""
-        return self.rows.not_finite(self.features.kernel, *self.ranges.span(number // num_tiles))
-
     def _pass(
         self,
         name: str,
@@ -555,7 +547,7 @@ class FeatureRows:
         return Pass(
             self.phase or name,
             getattr(self, f"_compute_{name}"),
-            partial(self._not_finite, num_tiles),
+            lambda number: self.rows.not_finite(self.features.kernel, *self.ranges.span(number // num_tiles)),
             [row_flops * self.ranges.size] * (len(self.ranges) * num_tiles),
             shape,
             operands=self.features.operands() | self.rows.operands(self.ranges) | self._about() | dict(operands),

@@ -161,7 +161,7 @@ def _compiled(
     if factors is not None and factors_t is not None:
         v = factors_t[:, np.newaxis] * v
         u = None if u is None else factors[:, np.newaxis] * u
-    dtype, sums_t = packed.columns.dtype, None
+    dtype, sums_t = packed.sides[2].dtype, None
     right, scale = _scaled(v, dtype)
     left, scale_t = (None, None) if u is None else _scaled(u, dtype)
     if v.shape[1] > MAX_FUSED_COLUMNS:
@@ -170,8 +170,7 @@ def _compiled(
     else:
         from dkrr.kernels.compiled import product_function
 
-        blocks, _, rows = packed.rows.shape
-        panels, d, panel = packed.columns.shape
+        (blocks, _, rows), (panels, d, panel) = packed.sides[0].shape, packed.sides[2].shape
         t, s = v.shape[1], 0 if left is None else left.shape[1]
         sums, packed_sums = np.zeros((blocks * rows, t)), np.zeros((panels if s else 0, s, panel))
         strip_bytes = (
@@ -237,7 +236,7 @@ def _compiled_strips(packed: Packed, m: int, n: int, triangle: bool) -> Strips:
     for rows in row_blocks(m, STRIP_ROWS):
         for columns in row_blocks(min(n, rows.stop) if triangle else n, STRIP_COLUMNS):
             shape = rows.stop - rows.start, columns.stop - columns.start
-            strip: Any = buffer("strip", shape, packed.columns.dtype)
+            strip: Any = buffer("strip", shape, packed.sides[2].dtype)
             function(*packed.sides, strip, packed.factor, rows.start, columns.start)
             if triangle and columns.stop > rows.start:
                 strip[np.arange(rows.start, rows.stop)[:, np.newaxis] <= np.arange(columns.start, columns.stop)] = 0.0
@@ -245,14 +244,20 @@ def _compiled_strips(packed: Packed, m: int, n: int, triangle: bool) -> Strips:
 
 
 def block_strips(
-    kernel: Kernel, a: FloatMatrix, b: FloatMatrix, *, same: bool = False, precision: str = "float64"
+    kernel: Kernel,
+    a: FloatMatrix,
+    b: FloatMatrix,
+    *,
+    same: bool = False,
+    precision: str = "float64",
+    num_rows: int = STRIP_ROWS,
 ) -> Strips:
     """Strips of k(A, B) from ``Kernel.block``.
 
     In float32 entries are evaluated in float64 and rounded once. With ``same`` entries (i, i) are exactly
     ``kernel.diag``.
     """
-    for rows in row_blocks(len(a), STRIP_ROWS):
+    for rows in row_blocks(len(a), num_rows):
         strip: Any = buffer("strip", (rows.stop - rows.start, len(b)), np.dtype(precision))
         kernel.block(a[rows], b, strip)
         if same:

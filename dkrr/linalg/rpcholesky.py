@@ -38,7 +38,6 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.errors import ParameterError
 from dkrr.kernels import Kernel
 from dkrr.linalg.blocks import Floats, Indices
 from dkrr.tiles.blas import gemm_nt, trsm_right
@@ -61,13 +60,6 @@ def draw_weighted(diagonal: Floats, size: int, generator: np.random.Generator) -
     # a product may be rounded up to the last bound
     last = int(np.flatnonzero(diagonal)[-1])
     result: Indices = np.minimum(drawn, last).astype(np.int64)
-    return result
-
-
-def draw_uniform(diagonal: Floats, size: int, generator: np.random.Generator) -> Indices:
-    """At most ``size`` different rows, each row with a positive d equally likely."""
-    eligible = np.flatnonzero(diagonal > 0)
-    result: Indices = generator.choice(eligible, min(size, len(eligible)), replace=False).astype(np.int64)
     return result
 
 
@@ -141,14 +133,16 @@ def grow(
     add
         Called with the pivots (k,) of a panel, what is known of them, and L (k, k) of their residual matrix.
     is_uniform
-        Draw uniformly, without rejection, instead of by the residual.
+        Draw different rows, each equally likely, without rejection, instead of by the residual.
     """
-    floors, pivots, panel, attempt = FLOOR * left, np.empty(0, np.int64), 0, 0
+    floors, pivots, attempt = FLOOR * left, np.empty(0, np.int64), -1
     residual = np.where(left > floors, left, 0.0)
     while len(pivots) < rank and residual.any():
-        generator, limit, draws = np.random.default_rng([seed, panel, attempt]), rank - len(pivots), None
+        attempt += 1
+        generator, limit, draws = np.random.default_rng([seed, attempt]), rank - len(pivots), None
         if is_uniform:
-            proposals = draw_uniform(residual, min(block_size(rank), limit), generator)
+            eligible = np.flatnonzero(residual)
+            proposals = generator.choice(eligible, min(block_size(rank), limit, len(eligible)), replace=False)
         else:
             proposals = draw_weighted(residual, block_size(rank), generator)
             draws = generator.random(len(proposals))
@@ -156,10 +150,9 @@ def grow(
         taken, lower = accept(h, proposals, floors[proposals], draws, limit)
         if not len(taken):
             residual[proposals] = 0.0  # evaluated anew, all of them are rounding
-            attempt += 1
             continue
         add(proposals[taken], known[taken], lower)
-        pivots, panel, attempt = np.concatenate([pivots, proposals[taken]]), panel + 1, 0
+        pivots = np.concatenate([pivots, proposals[taken]])
         residual = np.where(left > floors, left, 0.0)
         residual[pivots] = 0.0
     return pivots
@@ -179,25 +172,13 @@ def pivot_rows(kernel: Kernel, rows: Floats, m: int, seed: int, *, max_bytes: in
     seed
         The same rows and seed give the same pivots.
     max_bytes
-        The (s, m) factor is held in memory: a uniform part of the rows is looked at when 8 s m is more than this.
-
-    Raises
-    ------
-    ParameterError
-        Fewer than ``m`` rows, or ``max_bytes`` does not hold an (m, m) factor.
+        The (s, m) factor is held in memory: a uniform part of the rows, at least m, is looked at when 8 s m is more.
 
     Cost
     ----
     s m kernel entries, s m^2 flops, 8 s m bytes.
     """
-    if not 1 <= m <= len(rows):
-        raise ParameterError(f"{m} pivots of {len(rows)} rows", hint="ask for at least 1 and at most all rows")
-    most = max_bytes // (8 * m)
-    if most < m:
-        raise ParameterError(
-            f"{m} pivots need a factor of {8 * m * m:,} bytes, max_bytes is {max_bytes:,}", hint="lower the number"
-        )
-    sample = np.arange(len(rows))
+    most, sample = max(m, max_bytes // (8 * m)), np.arange(len(rows))
     if len(rows) > most:
         sample = np.sort(np.random.default_rng([seed, 1 << 20]).choice(len(rows), most, replace=False))
     x = np.ascontiguousarray(rows[sample], dtype=np.float64)
@@ -255,8 +236,6 @@ def choose_rank(
     int
         At least 1; a multiple of 50 above 50.
     """
-    if n < 1 or num_features < 1:
-        raise ParameterError(f"{n} rows of {num_features} features", hint="both are at least 1")
     most = min(MAX_RANK, n // 10)
     if most <= 50:
         return max(1, most)

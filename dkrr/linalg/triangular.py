@@ -189,8 +189,7 @@ def solve_triangle(lower: FloatArray, block: FloatArray, *, transposed: bool) ->
         out[:, rows] = trsm_left(lower[rows, rows], out[:, rows].T, transposed=True).T
         if start:
             out[:, :start] -= out[:, rows] @ lower[rows, :start]
-    solved: FloatArray = out.T
-    return solved
+    return np.asarray(out.T)
 
 
 def choose_num_steps(grid: TileGrid, itemsize: int, num_columns: int, num_threads: int) -> int:

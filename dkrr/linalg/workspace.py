@@ -210,23 +210,15 @@ TILES_KEPT = 2
 RESIDUAL_BYTES = 8 * 2**20
 
 
-def tile_bytes(tile_size: int, num_features: int, itemsize: int = 8) -> int:
-    """Memory of a factorisation task besides the interpreter's: 5 b^2 itemsize + 3 b d 8.
-
-    One accumulator, two mapped operands, one scratch tile, one padded tile; two row blocks and their copy.
-    """
-    return TILES_IN_MEMORY * tile_size**2 * itemsize + 3 * tile_size * num_features * 8
-
-
 def task_bytes(tile_size: int, num_features: int, itemsize: int = 8) -> int:
-    """Peak memory of a worker that factorises and evaluates the residual, with 3 b d 8 bytes more than the larger of
+    """Peak memory of a worker that factorises and evaluates the residual: two row blocks, their copy, and the larger of
 
-    110 MiB + 5 b^2 itemsize              the factor, see :func:`tile_bytes`
+    110 MiB + 5 b^2 itemsize              the factor: an accumulator, two mapped operands, a scratch and a padded tile
     260 MiB + 2 b^2 itemsize + 8 MiB      the residual by compiled code, beside what is kept between tiles
     """
     residual = BASELINE_BYTES + RESIDUAL_BYTES + TILES_KEPT * tile_size**2 * itemsize
-    tiles = tile_bytes(tile_size, num_features, itemsize)
-    return max(BARE_BYTES + tiles, residual + 3 * tile_size * num_features * 8)
+    tiles = BARE_BYTES + TILES_IN_MEMORY * tile_size**2 * itemsize
+    return max(tiles, residual) + 3 * tile_size * num_features * 8
 
 
 def choose_tile_size(

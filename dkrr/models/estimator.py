@@ -25,7 +25,7 @@ from dkrr.fit.choices import Problem, SolverChoice, is_plainly_primal
 from dkrr.fit.inputs import TemporaryStore, check_given, find_dataset
 from dkrr.kernels import Kernel, make_kernel
 from dkrr.linalg.dense import DenseFit, fit_dense
-from dkrr.linalg.leave_one_out import IntervalMethod, LeaveOneOut, check_coverage, check_method
+from dkrr.linalg.leave_one_out import IntervalMethod, LeaveOneOut, check_coverage, check_method, target_scale
 from dkrr.linalg.leave_one_out import coverage as share_inside
 from dkrr.linalg.primal import fit_primal_arrays, primal_features
 from dkrr.linalg.products import ArrayRows
@@ -33,7 +33,7 @@ from dkrr.models.leave_one_out import ensure_factor, leave_one_out
 from dkrr.models.model import Model
 from dkrr.models.prediction import values_of
 from dkrr.models.tiled import TiledFit, Training, primal_details, primal_parts
-from dkrr.models.uncertainty import interval, loo_quantiles, standard_deviation, target_scale
+from dkrr.models.uncertainty import interval, loo_quantiles, standard_deviation
 from dkrr.models.validation import (
     check_alpha,
     check_flag,

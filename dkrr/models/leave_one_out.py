@@ -42,11 +42,11 @@ from dkrr.fit.inputs import (
 from dkrr.fit.prices import tiles_bytes
 from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.dense import dense_diagonals
-from dkrr.linalg.direct import CholeskyFactor, CholeskySolver
+from dkrr.linalg.direct import CholeskyFactor
 from dkrr.linalg.leave_one_out import LeaveOneOut, loo_from_diagonal, unscaled
 from dkrr.linalg.matmul import OperatorProduct
-from dkrr.linalg.nystrom import nystrom_leave_one_out, read_rows
-from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.nystrom import nystrom_leave_one_out
+from dkrr.linalg.operators import RidgeOperator, read_rows
 from dkrr.linalg.primal import array_source, primal_leave_one_out, stored_source
 from dkrr.linalg.triangular import forget_inverse_diagonal, inverse_diagonal, inverse_room
 from dkrr.linalg.workspace import Workspace, choose_gram
@@ -125,7 +125,7 @@ def ensure_factor(model: Model, training: Training, store: Any) -> None:
         settings = factor_settings(own, dataset, work, model, training.tile_size, what="a standard deviation")
         operator = _operator(dataset, settings, work, given, model)
         for alpha in dict.fromkeys(settings.alpha):
-            CholeskySolver().prepare(operator.with_alpha(alpha), work, weight_digest=dataset.digest_weight)
+            CholeskyFactor.prepare(operator.with_alpha(alpha), work, weight_digest=dataset.digest_weight)
 
 
 def _in_memory(model: Model, training: Training) -> LeaveOneOut:
@@ -275,24 +275,25 @@ def leave_one_out_rows(
     n, t = dataset.num_rows, dataset.num_targets
     alphas = np.broadcast_to(np.asarray(settings.alpha, dtype=np.float64), (t,))
     operator = _operator(dataset, settings, workspace, given, model)
-    solver = CholeskySolver(precision="float32" if settings.precision == "float32" else "float64")
+    chosen: Any = {
+        "precision": "float32" if settings.precision == "float32" else "float64",
+        "weight_digest": dataset.digest_weight,
+        "source_digest": source_digest,
+    }
     room = inverse_room(memory_limit_of(workspace.executor))
     diagonal, ones = np.empty((n, t)), np.empty((n, t)) if fit_intercept else None
     for alpha in dict.fromkeys(alphas.tolist()):
-        factor = solver.prepare(
-            operator.with_alpha(alpha), workspace, weight_digest=dataset.digest_weight, source_digest=source_digest
-        )
+        factor = CholeskyFactor.prepare(operator.with_alpha(alpha), workspace, **chosen)
         factor.make_durable()  # before as much work again
         own = inverse_diagonal(factor, memory_bytes=room)
         found = _checked_ones(factor, own)
         diagonal[:, alphas == alpha] = own[:, None]
         if ones is not None:
             ones[:, alphas == alpha] = found[:, None]
-    assert dataset.y is not None  # noqa: S101  (narrows the type)
     root = operator.root_weights()
     unseen = np.empty(0, np.int64) if root is None else np.flatnonzero(root == 0)
     loo = loo_from_diagonal(
-        y=dataset.y.read(0, n),
+        y=dataset.targets.read(0, n),
         u=unscaled(model.dual_coef.read(0, n), root),
         inverse_diagonal=diagonal,
         alpha=alphas,
@@ -361,7 +362,7 @@ def _checked_ones(factor: CholeskyFactor, diagonal: Floats) -> Floats:
     finally:
         remove_array(scratch)
     error = np.abs(solved[rows, 1 + np.arange(len(rows))] / diagonal[rows] - 1)
-    if not error.max() <= CHECK_BAR[factor.solver.precision]:
+    if not error.max() <= CHECK_BAR[factor.factor.array.dtype]:
         forget_inverse_diagonal(factor)
         worst = int(np.argmax(error))
         raise ResidualError(

@@ -388,8 +388,7 @@ def score_dataset(
             "predict", "predictions", model, dataset, scratch, width, executor, progress, "evaluate"
         )
         values = result.read(0, m)
-    assert dataset.y is not None  # noqa: S101  (narrows the type)
-    truth = _taken(dataset.y.read(0, m), targets)
+    truth = _taken(dataset.targets.read(0, m), targets)
     squares = np.square(values - truth).mean(axis=0)
     around_mean = np.square(truth - _taken(np.asarray(dataset.y_mean)[None], targets)).mean(axis=0)
     rmse = np.sqrt(squares)

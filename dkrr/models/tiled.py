@@ -43,6 +43,7 @@ from dkrr.fit.schedule import nominal_machine
 from dkrr.fit.trial import sample_trial
 from dkrr.kernels import Kernel
 from dkrr.linalg.fit_losses import LossFit
+from dkrr.linalg.leave_one_out import target_scale
 from dkrr.linalg.loss import Loss
 from dkrr.linalg.nystrom import fit_nystrom
 from dkrr.linalg.primal import PrimalResult, fit_primal
@@ -50,7 +51,7 @@ from dkrr.linalg.products import ArrayRows
 from dkrr.linalg.solution import NystromSettings, Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import Model
-from dkrr.models.uncertainty import recorded_factors, target_scale
+from dkrr.models.uncertainty import recorded_factors
 from dkrr.models.validation import check_alpha, check_target_sizes
 from dkrr.store.files import full_disk, is_url
 from dkrr.tiles import TileGrid, TileMatrix
@@ -214,7 +215,6 @@ def solve_rows(
     ) as result:
         settings, rows, solution = result.settings, result.operator.rows, result.solution
         center = None if kernel is None or rows is None else rows.center
-        assert dataset.y is not None  # noqa: S101  (narrows the type)
         weight = None if dataset.weight is None else ArrayRows(dataset.weight.read(0, dataset.num_rows))
         parts = {
             "kernel": kernel,
@@ -225,7 +225,7 @@ def solve_rows(
             "solution": solution,
             "sample_weight": weight,
             # y^T dual_coef / n holds of a solution alone: a fit that did not converge has none
-            "sigma2": target_scale(dataset.y, result.dual_coef, weight, intercept=intercept)
+            "sigma2": target_scale(dataset.targets, result.dual_coef, weight, intercept=intercept)
             if solution.converged
             else None,
         }

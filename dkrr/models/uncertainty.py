@@ -33,9 +33,7 @@ from dkrr.linalg.leave_one_out import (
     VarianceSystem,
     check_coverage,
     check_method,
-    maximum_likelihood_scale,
 )
-from dkrr.linalg.products import RowSource
 from dkrr.store.files import is_url
 from dkrr.tiles import TileMatrix
 
@@ -68,12 +66,6 @@ class VarianceSystems:
         """var f(z) / sigma^2 (m, t) for whitened rows (m, d)."""
         columns = np.stack([system.variance(rows) for system in self.systems], axis=1)
         return columns[:, list(self.system_of)]
-
-
-def target_scale(y: RowSource, dual_coef: RowSource, weight: RowSource | None, *, intercept: bool) -> Floats:
-    """sigma^2 (t,) of a fit, see :func:`~dkrr.linalg.leave_one_out.maximum_likelihood_scale`."""
-    num = y.num_rows if weight is None else int(np.count_nonzero(weight.read(0, weight.num_rows)))
-    return maximum_likelihood_scale(y, dual_coef, num, intercept=intercept)
 
 
 def recorded_factors(store: Any, locations: list[str]) -> dict[str, Any]:

@@ -89,10 +89,9 @@ class PathFit(TiledFit):
         ways: Decision | None = None,
     ) -> Model:
         """The model of the best alpha, from a factor of each or from two passes."""
-        assert dataset.y is not None  # noqa: S101  (narrows the type)
         n, grid = dataset.num_rows, self.estimator.grid
         weight = None if dataset.weight is None else dataset.weight.read(0, n)[:, 0]
-        search = self.estimator.start_search(dataset.y.read(0, n), weight)
+        search = self.estimator.start_search(dataset.targets.read(0, n), weight)
 
         def fit(alphas: Any) -> Model:
             own, one = (

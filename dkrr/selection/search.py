@@ -38,8 +38,7 @@ from dkrr.errors import DamagedChunkError, DataError, MemoryBudgetError, NotPosi
 from dkrr.kernels import Kernel
 from dkrr.linalg.fit_losses import fit_losses
 from dkrr.linalg.loss import log_probabilities
-from dkrr.linalg.nystrom import read_rows
-from dkrr.linalg.operators import Rows
+from dkrr.linalg.operators import Rows, read_rows
 from dkrr.models.tiled import label_targets
 from dkrr.selection.choice import FoldLoss
 from dkrr.selection.likelihood import ALPHA_BOUNDS, Explained, family_kernel
@@ -83,19 +82,14 @@ def draw_subset(dataset: Dataset, num_rows: int, seed: int, location: str) -> Da
     if len(usable) < 2:
         raise DataError(f"{dataset.path} has {len(usable)} rows of positive weight", hint="two at least are needed")
     chosen = usable[np.random.default_rng(seed).permutation(len(usable))[:num_rows]]
-    order = np.argsort(chosen)
-    place = np.argsort(order)
-    x, y, own = (
-        None if part is None else read_rows(part, chosen[order])[place] for part in (dataset.X, dataset.y, weight)
-    )
+    x, y, own = (None if part is None else read_rows(part, chosen) for part in (dataset.X, dataset.y, weight))
     return ingest(x, location, y=y, sample_weight=None if own is None else own[:, 0], wait=True)
 
 
 def explained(rows: Dataset, num_rows: int, *, intercept: bool) -> Explained:
     """The first ``num_rows`` rows of a subset."""
-    assert rows.y is not None  # noqa: S101  (narrows the type)
     weight = None if rows.weight is None else rows.weight.read(0, num_rows)[:, 0]
-    return Explained(x=rows.X.read(0, num_rows), y=rows.y.read(0, num_rows), weight=weight, intercept=intercept)
+    return Explained(x=rows.X.read(0, num_rows), y=rows.targets.read(0, num_rows), weight=weight, intercept=intercept)
 
 
 def standard_deviations(rows: Explained) -> Floats:

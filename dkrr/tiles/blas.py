@@ -242,10 +242,10 @@ def trsm_left(lower: FloatArray, b: FloatArray, *, transposed: bool) -> Any:
     m, t = b.shape
     if lower.shape != (m, m):
         raise ValueError(f"shapes {lower.shape}, {b.shape} do not fit L X = B")
-    x = np.array(b, dtype=lower.dtype, order="C")
-    # X^T in columns: X^T U = B^T for L X = B, and X^T U^T = B^T for L^T X = B
-    flag = b"T" if transposed else b"N"
-    _call("trsm", _same_type(x, lower), b"R", b"U", flag, b"N", t, m, 1.0, lower, _leading(lower), x, _leading(x))
+    # in columns: the side that a few of them are fast on
+    x = np.array(b, dtype=lower.dtype, order="F")
+    flag = b"N" if transposed else b"T"  # L is the transpose of an upper triangle in columns
+    _call("trsm", _same_type(lower), b"L", b"U", flag, b"N", m, t, 1.0, lower, _leading(lower), x, max(1, m))
     return x
 
 

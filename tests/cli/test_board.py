@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dkrr.cli.runs import ProgressDisplay, board
-from dkrr.jobs.facts import live_facts, phase_words
+from dkrr.jobs.facts import live_facts
 from dkrr.jobs.status import Status
 
 
@@ -42,29 +42,8 @@ def test_it_fits_the_terminal(width: int, height: int, encoding: str) -> None:
     assert "factorise" in text
     if width >= 80 and height >= 20:
         assert lines[-1].startswith("━" * 15 if encoding == "utf-8" else "-" * 15)
-        for fact in (
-            "55 of 210 tasks",
-            "163.2 GF/s",
-            "0:41 left",
-            "2, 2 threads",
-            "812 MiB",
-            "1:10 of work",
-            "went on",
-        ):
-            assert fact in text
-
-
-def test_lines_of_phases() -> None:
-    assert phase_words("prepare", {"seconds": 0.84, "tasks": 0, "flops_per_second": 0}) == "prepare: 0.8 s"
-    factor = {"seconds": 12.3, "tasks": 210, "flops_per_second": 163.2e9}
-    assert phase_words("factorise", factor) == "factorise: 210 tasks in 12.3 s, 163.2 GF/s"
-    assert phase_words("cg", {"seconds": 200, "tasks": 40, "flops_per_second": 1e9}) == "cg: 40 iterations in 3:20"
-    phases: dict[str, Any] = {"start": {"number": 1, "seconds": 2}, "plan": {"number": 0, "seconds": 1}}
-    with ProgressDisplay(stream := io.StringIO()) as progress:
-        progress.attach(lambda: Status(phases=phases))
-        progress.tell()
-        phases["start"] = {"number": 1, "seconds": 3, "times": 2}
-    assert stream.getvalue().splitlines() == ["plan: 1.0 s", "start: 2.0 s", "start: 3.0 s"]
+        facts = ("55 of 210 tasks", "163.2 GF/s", "0:41 left", "2, 2 threads", "812 MiB", "1:10 of work", "went on")
+        assert [fact for fact in facts if fact not in text] == []
 
 
 class Terminal(io.StringIO):
@@ -86,28 +65,19 @@ def test_a_run_that_is_driven_here(monkeypatch: pytest.MonkeyPatch) -> None:
         progress._live.refresh()
         status.phases = {"factorise": {"number": 0, "seconds": 12.3, "tasks": 210, "times": 1}}
         progress("solve", 0, 10, 0.0, 1e9)
-    text = stream.getvalue()
-    assert "━" in text
-    assert "55 of 210" in text
-    assert "factorise: 210 tasks in 12.3 s" in text
+    assert [
+        fact for fact in ("━", "55 of 210", "factorise: 210 tasks in 12.3 s") if fact not in stream.getvalue()
+    ] == []
 
 
 # --- figures of what has no run: predictions, searches ---------------------------------------------------------------
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_one_line_in_ten_seconds() -> None:
-    clock, stream = Clock(), io.StringIO()
-    with ProgressDisplay(stream, clock) as progress:
+    now, stream = [100.0], io.StringIO()
+    with ProgressDisplay(stream, lambda: now[0]) as progress:
         for second in range(35):
-            clock.now = 100.0 + second
+            now[0] = 100.0 + second
             progress("factorise", second, 100, second * 1e9, 100e9)
     assert stream.getvalue().splitlines() == [
         "factorise: 10 of 100 tasks, 1.0 GF/s, 1:30 left",

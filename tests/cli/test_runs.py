@@ -102,9 +102,7 @@ def lose(run: RunDirectory) -> None:
 
 def test_submit_prints_the_name_and_keeps_the_file(folder: Path, placed: list[str]) -> None:
     result = dkrr("submit", "job.toml")
-    assert (result.exit_code, result.stdout) == (0, "job\n")
-    assert f"pid {os.getpid()}" in result.stderr
-    assert "stops while this machine sleeps" in result.stderr
+    assert (result.exit_code, result.stdout, f"pid {os.getpid()}" in result.stderr) == (0, "job\n", True)
     assert placed == [str(folder / "runs/job")]
     run = RunDirectory("runs/job")
     assert run.read_bytes("job.toml") == JOB.encode()
@@ -135,17 +133,14 @@ def test_resuming_a_finished_run_says_that_its_data_set_has_grown(folder: Path, 
     run.write("result.json", {**(run.read("result.json") or {}), "data": data})
     assert dkrr("resume", "job").stderr == "job is finished; `dkrr fit` would run it again\n"
     append(x[12:], folder / "rows.zarr", y=x[12:, 0])
-    result = dkrr("resume", "job")
-    assert result.exit_code == 0
-    assert "held-out r2        0.93" in result.stdout
-    assert result.stderr == (
-        f"job is complete for generation 1 of {folder}/rows.zarr (12 rows), which is at generation 2 now (20 rows): "
-        "start `dkrr fit JOB` to extend the fit to generation 2\n"
+    said = (
+        f"complete for generation 1 of {folder}/rows.zarr (12 rows), which is at generation 2 now (20 rows): "
+        "start `dkrr fit JOB` to extend the fit to generation 2"
     )
-    assert "at generation 2 now" in json.loads(dkrr("resume", "job", "--json").stdout)["note"]
+    assert dkrr("resume", "job").stderr == f"job is {said}\n"
+    assert json.loads(dkrr("resume", "job", "--json").stdout)["note"] == said
     drop_generations(folder / "rows.zarr", [2])
     assert "would run it again" in dkrr("resume", "job").stderr
-    assert placed == []
     assert dkrr("submit", "job.toml").exit_code == 0
     assert placed == []
 
@@ -155,14 +150,11 @@ def test_resuming_a_finished_run_says_that_its_data_set_has_grown(folder: Path, 
 
 def test_a_lost_run_says_how_to_go_on(run: RunDirectory) -> None:
     lose(run)
-    result = dkrr("status", "job")
-    assert result.exit_code == 0
-    assert "lost (its driver, process" in result.stdout
-    assert "`dkrr resume job` continues it" in result.stderr
+    status, waited = dkrr("status", "job"), dkrr("wait", "job")
+    assert (status.exit_code, waited.exit_code) == (0, 75)
+    assert "lost (its driver, process" in status.stdout
     assert "lost: its driver" in dkrr("list").stdout
-    waited = dkrr("wait", "job")
-    assert waited.exit_code == 75
-    assert "`dkrr resume job` continues it" in waited.stderr
+    assert all("`dkrr resume job` continues it" in result.stderr for result in (status, waited))
 
 
 def test_wait_ends_with_the_code_of_the_run(run: RunDirectory) -> None:

@@ -6,8 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -37,34 +36,9 @@ workers = 2
 SIZES = {80: 24, 200: 50}
 
 
-@dataclass
-class Screens:
-    """A tmux server of its own, with terminals that run commands."""
-
-    folder: Path
-
-    def tmux(self, *arguments: str) -> str:
-        command = ["tmux", "-u", "-f", "/dev/null", "-S", str(self.folder / "socket"), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-
-    def open(self, name: str, width: int, command: str, **environment: str) -> None:
-        """Start a command in a new terminal; the terminal stays when the command ends."""
-        size = ["-x", str(width), "-y", str(SIZES[width])]
-        options = [f"-e{key}={value}" for key, value in environment.items()]
-        self.tmux(
-            "new-session", "-d", "-s", name, *size, *options, "-c", str(self.folder), f"{command}; exec sleep 600"
-        )
-
-    def lines(self, name: str) -> list[str]:
-        """What is on the terminal now."""
-        return self.tmux("capture-pane", "-p", "-t", name).splitlines()
-
-    def text(self, name: str) -> str:
-        return "\n".join(self.lines(name))
-
-
 @pytest.fixture
-def screens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Screens]:
+def tmux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    """A tmux server of its own, in the folder of a job."""
     if shutil.which("tmux") is None:
         pytest.skip("tmux is not installed")
     for name in ("TMUX", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):
@@ -72,45 +46,40 @@ def screens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Screens
     monkeypatch.setenv("LC_ALL", "C.UTF-8")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     (tmp_path / "job.toml").write_text(JOB)
-    found = Screens(tmp_path)
-    yield found
+
+    def call(*arguments: str) -> str:
+        command = ["tmux", "-u", "-f", "/dev/null", "-S", str(tmp_path / "socket"), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+    yield call
     subprocess.run(["tmux", "-S", str(tmp_path / "socket"), "kill-server"], capture_output=True, check=False)
 
 
 @pytest.mark.parametrize("width", [pytest.param(80, marks=pytest.mark.short), 200])
-def test_a_fit_and_somebody_who_watches_it(screens: Screens, width: int) -> None:
-    dkrr = f"{sys.executable} -m dkrr.cli"
-    screens.open("fit", width, f"{dkrr} fit job.toml", DKRR_FAILPOINTS=SLOW)
-    run = RunDirectory(screens.folder / "runs/job")
+def test_a_fit_and_somebody_who_watches_it(tmux: Callable[..., str], tmp_path: Path, width: int) -> None:
+    def start(name: str, command: str) -> None:
+        """In a new terminal, which stays when the command ends."""
+        options = ["-x", str(width), "-y", str(SIZES[width]), f"-eDKRR_FAILPOINTS={SLOW}", "-c", str(tmp_path)]
+        tmux("new-session", "-d", "-s", name, *options, f"{sys.executable} -m dkrr.cli {command}; exec sleep 600")
+
+    def text(name: str) -> str:
+        return tmux("capture-pane", "-p", "-t", name)
+
+    start("fit", "fit job.toml")
+    run = RunDirectory(tmp_path / "runs/job")
     wait_until(lambda: run.exists() and read_status(run).tasks_done > 2 and read_status(run).phase == "factorise", 120)
-    screens.open("watch", width, f"{dkrr} status runs/job --watch")
-
-    wait_until(lambda: all("GF/s" in screens.text(name) for name in ("fit", "watch")), 60)
+    start("watch", "status runs/job --watch")
+    wait_until(lambda: all("GF/s" in text(name) for name in ("fit", "watch")), 60)
     for name in ("fit", "watch"):
-        lines = screens.lines(name)
-        assert max(len(line) for line in lines) <= width
-        text = "\n".join(lines)
-        assert "factorise" in text
-        assert "of 126" in text  # 120 tiles, and sums of the last columns that are tasks of their own
-        assert "GF/s" in text
-        assert "left" in text
-        assert "2, 2 threads" in text
-        assert "prepare: " in text  # a phase that is over has its line
-        keep(screens, name, width)
+        shown = text(name)
+        assert max(len(line) for line in shown.splitlines()) <= width
+        # 120 tiles, and sums of the last columns that are tasks of their own; a phase that is over has its line
+        facts = ("factorise", "of 126", "GF/s", "left", "2, 2 threads", "prepare: ")
+        assert [fact for fact in facts if fact not in shown] == []
     wait_until(lambda: read_status(run).is_ended, 180)
-    wait_until(lambda: "held-out" in screens.text("fit") and "finished" in screens.text("watch"), 60)
+    wait_until(lambda: "held-out" in text("fit") and "finished" in text("watch"), 60)
     for name in ("fit", "watch"):
-        whole = screens.tmux("capture-pane", "-p", "-S", "-", "-t", name)
-        assert "factorise: 126 tasks in " in whole
-        assert "evaluate: " in whole
+        whole = tmux("capture-pane", "-p", "-S", "-", "-t", name)
+        assert all(fact in whole for fact in ("factorise: 126 tasks in ", "evaluate: "))
         assert " left" not in whole  # the board is gone, the lines stay
-    assert read_status(run).state == "finished"
-    assert run.has("report.html")
-
-
-def keep(screens: Screens, name: str, width: int) -> None:
-    """Leave the screen where DKRR_PICTURES names a folder, for people to look at."""
-    target = os.environ.get("DKRR_PICTURES")
-    if target:
-        Path(target).mkdir(parents=True, exist_ok=True)
-        Path(target, f"{name}-{width}.txt").write_text(screens.tmux("capture-pane", "-p", "-e", "-t", name))
+    assert (read_status(run).state, run.has("report.html")) == ("finished", True)

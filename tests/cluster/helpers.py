@@ -1,17 +1,45 @@
-"""Jobs for clusters that are started by hand, and what two runs of one resolved job must have in common."""
+"""Jobs for clusters that are started by hand, and what tests of the templates need."""
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
 import subprocess
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.faults import Command, chunk_files, contents, finish, times, wait_until
-from tests.servers import ByHand
+import pytest
 
-__all__ = ["ByHandJob", "byte_for_byte", "fit_again_on_new_servers", "is_identical"]
+from tests.faults import Command, contents, finish, times, wait_until
+from tests.servers import import_path
+
+CLUSTER = Path(__file__).parent.parent.parent / "cluster"
+
+
+def need(*names: str, package: str) -> None:
+    """Skip the test, loudly, where a Debian package is not installed."""
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+    missing = [name for name in names if shutil.which(name, path=path) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} not found: apt-get install {package}")
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+
+
+def programs(folder: Path) -> Path:
+    """A folder with commands that run this interpreter on the code under test."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, module in {"dkrr": "-m dkrr.cli ", "dask": "-m dask ", "python": ""}.items():
+        command = folder / name
+        command.write_text(
+            f"#!/bin/sh\nexport PYTHONPATH={shlex.quote(import_path())}\n"
+            f'exec {shlex.quote(sys.executable)} {module}"$@"\n'
+        )
+        command.chmod(0o755)
+    return folder
 
 
 @dataclass
@@ -26,9 +54,6 @@ class ByHandJob:
     n: int = 1200
     tile_size: int = 100
     environment: dict[str, str] | None = None
-    failpoints: str = ""
-    more: str = ""
-    prefix: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -37,14 +62,9 @@ class ByHandJob:
             "[evaluate]\nfraction = 0.1\n"
             '[model]\nkernel = "rbf"\ngamma = 0.05\nalpha = 0.01\n'
             f'[solver]\nname = "cholesky"\nprecision = "float64"\ngram = "on_the_fly"\ntile_size = {self.tile_size}\n'
-            + self.cluster()
+            + f'[cluster]\nscheduler = "{self.scheduler}"\nworkers = 2\nmemory_limit = "1GiB"\n'
+            * bool(self.scheduler)
         )
-
-    def cluster(self) -> str:
-        """The table ``[cluster]``, the one in which jobs of several places differ."""
-        if not self.scheduler:
-            return self.more
-        return f'[cluster]\nscheduler = "{self.scheduler}"\nworkers = 2\nmemory_limit = "1GiB"\n{self.more}'
 
     @property
     def file(self) -> Path:
@@ -54,9 +74,8 @@ class ByHandJob:
     def model(self) -> Path:
         return self.folder / "runs/job/model.zarr"
 
-    def command(self, *arguments: str) -> Command:
-        command = [*(arguments or ("fit", str(self.file)))]
-        return Command(command, self.failpoints, environment=self.environment or {}, prefix=self.prefix)
+    def command(self) -> Command:
+        return Command(["fit", str(self.file)], environment=self.environment or {})
 
     def fit(self, seconds: float = 120.0) -> Any:
         ended = self.command().run(seconds)
@@ -89,38 +108,11 @@ class ByHandJob:
         assert least <= len(found) < num_rows * (num_rows + 1) // 2, f"{len(found)} tiles"
         return found
 
-    def forget(self) -> None:
-        """Remove what the job has written."""
-        shutil.rmtree(self.folder / "runs", ignore_errors=True)
-
-
-def fit_again_on_new_servers(job: ByHandJob, cluster: ByHand, least: int) -> None:
-    """Once nothing is left of a killed scheduler's cluster: another one, and a fit that keeps at least these tiles."""
-    cluster.wait_for_the_end_of_workers()  # Dask's behaviour: nothing of them reconnects
-    written = job.fewer_than_all(least)
-    cluster.start_scheduler()
-    cluster.start_worker()
-    cluster.start_worker()
-    job.fit()
-    assert written.items() <= job.tiles().items()  # no valid tile was written again
-
-
-def byte_for_byte(first: ByHandJob, second: ByHandJob) -> None:
-    """Factor, model and predictions are the same to the last bit."""
-    factors = [contents(job.folder / "runs/store/factors") for job in (first, second)]
-    assert factors[0].keys() == factors[1].keys()
-    assert factors[0]
-    assert factors[0] == factors[1]
-    models = [contents(job.model) for job in (first, second)]
-    assert chunk_files(first.model)
-    assert models[0] == models[1]
-    assert first.predictions() == second.predictions()
-
 
 def is_identical(first: ByHandJob, second: ByHandJob) -> bool:
-    """Whether :func:`byte_for_byte` has nothing to say."""
-    try:
-        byte_for_byte(first, second)
-    except AssertionError:
-        return False
-    return True
+    """Whether factor, model and predictions are the same to the last bit."""
+    factors = [contents(job.folder / "runs/store/factors") for job in (first, second)]
+    models = [contents(job.model) for job in (first, second)]
+    assert factors[0]
+    assert models[0]
+    return factors[0] == factors[1] and models[0] == models[1] and first.predictions() == second.predictions()

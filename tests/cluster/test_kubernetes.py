@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from tests.cluster.programs import CLUSTER
+from tests.cluster.helpers import CLUSTER
 
 SERVICE = "dkrr-scheduler"
 CORE = {"ConfigMap", "PersistentVolumeClaim", "Service", "Deployment", "NetworkPolicy", "Job", "CronJob"}

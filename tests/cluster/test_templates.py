@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from tests.cluster.programs import CLUSTER, need, programs
+from tests.cluster.helpers import CLUSTER, need, programs
 
 FILES = [path for path in sorted(CLUSTER.rglob("*")) if path.is_file()]
 SCRIPTS = [path for path in FILES if path.read_bytes().startswith(b"#!")]

@@ -12,12 +12,11 @@ from distributed.security import Security
 
 from dkrr.engine.cluster import connect
 from dkrr.errors import ClusterError
-from tests.cluster.helpers import ByHandJob, byte_for_byte
+from tests.cluster.helpers import CLUSTER, ByHandJob, is_identical
 from tests.servers import by_hand
 
-SCRIPT = Path(__file__).parent.parent.parent / "cluster/tls/make-certificates.sh"
+SCRIPT = CLUSTER / "tls/make-certificates.sh"
 ROLES = ("scheduler", "worker", "client")
-ENDS = {"cert": "", "key": "-key"}
 
 
 def make(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -80,7 +79,7 @@ def test_a_fit_on_tls_equals_a_local_one(certificates: Path, tmp_path: Path) -> 
     with by_hand(tmp_path / "servers", roles=certificates) as cluster:
         job = ByHandJob(tmp_path / "job", cluster.address, environment={"DASK_CONFIG": str(certificates / "client")})
         job.fit()
-        byte_for_byte(local, job)
+        assert is_identical(local, job)
 
         # and so the command line says it
         bare = ByHandJob(tmp_path / "bare", cluster.address)

@@ -38,8 +38,8 @@ def test_a_fit_of_data_writes_the_job_of_init_and_runs_it(source: Path, tmp_path
 
 
 class _Planned:
-    def table(self) -> str:
-        return "a plan"
+    def facts(self) -> list[tuple[str, str]]:
+        return [("solver", "a plan")]
 
     def to_dict(self) -> dict[str, object]:
         return {}

@@ -12,18 +12,9 @@ from typing import Any
 import pytest
 from distributed import Client
 
-from dkrr.engine import workers as checks
 from dkrr.engine.cluster import checked_executor, local_cluster
 from dkrr.engine.tasks import InProcessExecutor
-from dkrr.engine.workers import (
-    WorkerInfo,
-    WorkerMemory,
-    answer_challenge,
-    challenge,
-    check_workers,
-    describe_executor,
-    roster,
-)
+from dkrr.engine.workers import WorkerMemory, check_workers, describe_executor, process_versions, roster
 from dkrr.errors import ClusterError
 from tests.faults import wait_until
 
@@ -37,120 +28,118 @@ def client() -> Iterator[Client]:
         yield client
 
 
-def addresses(client: Client) -> list[str]:
-    return sorted(roster(client))
-
-
 @contextmanager
-def patched(client: Client, module: str, name: str, make: Callable[[Any], Any], workers: list[str]) -> Iterator[None]:
-    """Replace ``module.name`` on some workers by ``make(original)``."""
+def patched(client: Client, name: str, make: Callable[[Any], Any], worker: str) -> Iterator[None]:
+    """Replace something of a module on one worker by ``make(original)``."""
 
     def patch() -> None:
-        import importlib
+        import pkgutil
 
-        owner: Any = importlib.import_module(module)
-        owner.original = getattr(owner, name)
-        setattr(owner, name, make(owner.original))
+        owner: Any = pkgutil.resolve_name(name.rpartition(".")[0])
+        owner.original = getattr(owner, name.rpartition(".")[2])
+        setattr(owner, name.rpartition(".")[2], make(owner.original))
 
     def restore() -> None:
-        import importlib
+        import pkgutil
 
-        owner: Any = importlib.import_module(module)
-        setattr(owner, name, owner.original)
+        owner: Any = pkgutil.resolve_name(name.rpartition(".")[0])
+        setattr(owner, name.rpartition(".")[2], owner.original)
 
-    client.run(patch, workers=workers)
+    client.run(patch, workers=[worker])
     try:
         yield
     finally:
-        client.run(restore, workers=workers)
+        client.run(restore, workers=[worker])
 
 
-def other_versions(**versions: str) -> Callable[[Any], Any]:
-    return lambda original: lambda: {**original(), **versions}
-
-
-def test_equal_workers_pass(client: Client) -> None:
-    workers = check_workers(client)
-    assert [worker.address for worker in workers] == addresses(client)
-    assert {worker.pid for worker in workers} == set(client.run(os.getpid).values())
+def test_equal_workers_pass(client: Client, tmp_path: Path) -> None:
+    workers = check_workers(client, store=str(tmp_path / "new/store"))
+    assert list((tmp_path / "new/store").iterdir()) == []
+    assert [worker.address for worker in workers] == sorted(roster(client))
     for worker in workers:
-        assert isinstance(worker, WorkerInfo)
-        assert (worker.threads, worker.memory_limit_bytes) == (1, 2**30)
-        assert worker.name.startswith("local-")
-        here = checks.process_versions()
-        assert worker.versions == here
-        assert worker.blas
+        assert (worker.threads, worker.memory_limit_bytes, worker.versions) == (1, 2**30, process_versions())
         assert {library["num_threads"] for library in worker.blas} == {1}
         assert worker.blas_kernel not in {"", "unknown"}
 
 
-@pytest.mark.parametrize("name", ["python", "numpy", "dkrr"])
-def test_one_worker_with_another_version(client: Client, name: str) -> None:
-    odd, _ = addresses(client)
+def denied(original: Any) -> Any:
+    def deny(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    return deny
+
+
+ODD: dict[str, tuple[str, Callable[[Any], Any], str, str]] = {
+    "another version": (
+        "dkrr.engine.workers.process_versions",
+        lambda original: lambda: {**original(), "numpy": "0.0"},
+        r"\n  numpy 0\.0 instead of [\d.]+ on 1 worker \({odd}\)\n",
+        "install the same versions",
+    ),
+    "another BLAS kernel": (
+        "dkrr.engine.workers.blas_libraries",
+        lambda original: lambda: [{**library, "architecture": "Prescott"} for library in original()],
+        r"BLAS kernel .*openblas-Prescott",
+        "dkrr doctor --env",
+    ),
+    "wrong numbers": (
+        "scipy.linalg.blas.dgemm",
+        lambda original: lambda *arguments, **keywords: original(*arguments, **keywords) + 1.0,
+        r"wrong numbers \(float64 gemm.* on 1 worker \({odd}",
+        "OPENBLAS_CORETYPE",
+    ),
+    "another disk": (
+        "dkrr.engine.workers.read_json",
+        lambda original: lambda *_: None,
+        "the store: cannot see what was written elsewhere: it is not the same place",
+        "that every worker reaches",
+    ),
+    "no permission": (
+        "dkrr.engine.workers.write_json",
+        denied,
+        r"cannot write \(PermissionError",
+        "every worker reaches",
+    ),
+    "no removal": (
+        "dkrr.engine.workers.delete_key",
+        denied,
+        r"cannot delete \(PermissionError",
+        "every worker reaches",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_one_worker_that_is_unlike_the_others(case: str, client: Client, tmp_path: Path) -> None:
+    name, make, message, hint = ODD[case]
+    odd = sorted(roster(client))[0]
     with (
-        patched(client, "dkrr.engine.workers", "process_versions", other_versions(**{name: "0.0"}), [odd]),
-        pytest.raises(ClusterError) as caught,
+        patched(client, name, make, odd),
+        pytest.raises(ClusterError, match=message.replace("{odd}", odd)) as caught,
     ):
-        check_workers(client)
-    assert f"  {name} 0.0 instead of {checks.process_versions()[name]} on 1 worker ({odd})\n" in caught.value.message
+        check_workers(client, store=str(tmp_path))
+    assert hint in caught.value.hint
 
 
-def kernel(name: str) -> Callable[[Any], Any]:
-    return lambda original: lambda: [{**library, "architecture": name} for library in original()]
-
-
-def test_another_blas_kernel_on_one_worker(client: Client) -> None:
-    odd = addresses(client)[0]
-    with (
-        patched(client, "dkrr.engine.workers", "blas_libraries", kernel("Prescott"), [odd]),
-        pytest.raises(ClusterError, match=r"BLAS kernel .*openblas-Prescott") as caught,
-    ):
-        check_workers(client)
-    assert "dkrr doctor --env" in caught.value.hint
-
-
-def test_wrong_numbers_on_one_worker(client: Client) -> None:
-    odd = addresses(client)[1]
-
-    def wrong(original: Any) -> Any:
-        return lambda *arguments, **keywords: original(*arguments, **keywords) + 1.0
-
-    with (
-        patched(client, "scipy.linalg.blas", "dgemm", wrong, [odd]),
-        pytest.raises(ClusterError, match=rf"wrong numbers \(float64 gemm.* on 1 worker \({odd}"),
-    ):
-        check_workers(client)
-
-
-def set_threads(number: int) -> None:
+def num_threads(limit: int | None = None) -> set[int]:
     import scipy.linalg  # noqa: F401
     import threadpoolctl
 
-    threadpoolctl.threadpool_limits(number, user_api="blas")
-
-
-def num_threads() -> set[int]:
-    import threadpoolctl
-
+    threadpoolctl.threadpool_limits(limit, user_api="blas") if limit else None
     return {item["num_threads"] for item in threadpoolctl.threadpool_info() if item["user_api"] == "blas"}
 
 
 def test_several_blas_threads_are_limited_for_good(client: Client, caplog: pytest.LogCaptureFixture) -> None:
-    odd = addresses(client)[0]
-    client.run(set_threads, 2, workers=[odd])
-    assert client.run(num_threads, workers=[odd]) == {odd: {2}}
+    odd = sorted(roster(client))[0]
+    assert client.run(num_threads, 2, workers=[odd]) == {odd: {2}}
     workers = check_workers(client)
     assert {library["num_threads"] for worker in workers for library in worker.blas} == {1}
     assert client.submit(num_threads, workers=[odd], pure=False).result() == {1}  # also where tasks run
     assert f"up to 2 threads on 1 worker ({odd})" in caplog.text
-    caplog.clear()
-    check_workers(client)
-    assert caplog.text == ""
 
 
 def test_a_stopped_worker(client: Client) -> None:
-    odd = addresses(client)[0]
-    pid = client.run(os.getpid)[odd]
+    odd, pid = sorted(client.run(os.getpid).items())[0]
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(ClusterError, match=rf"1 worker \({odd}\) did not answer within 0.4 s"):
@@ -160,47 +149,13 @@ def test_a_stopped_worker(client: Client) -> None:
     assert len(check_workers(client)) == 2
 
 
-def test_a_store_that_can_be_used(tmp_path: Path) -> None:
-    with challenge(str(tmp_path / "new" / "store")) as asked:
-        assert asked is not None
-        assert answer_challenge(asked) == ""
-    assert list((tmp_path / "new" / "store").iterdir()) == []
-
-
-def test_the_same_path_on_another_disk(tmp_path: Path) -> None:
-    with challenge(str(tmp_path / "here")) as asked:
-        assert asked is not None
-        elsewhere = {**asked, "store": str(tmp_path / "there")}
-        assert "not the same place" in answer_challenge(elsewhere)
-        assert "not the same place" in answer_challenge({**asked, "token": "another"})
-    assert not (tmp_path / "there").exists()
-
-
-@pytest.mark.parametrize(("name", "step"), [("write_json", "write"), ("delete_key", "delete")])
-def test_what_cannot_be_done_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, step: str) -> None:
-    def denied(*_: Any) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    with challenge(str(tmp_path)) as asked, monkeypatch.context() as patch:
-        patch.setattr(checks, name, denied)
-        problem = answer_challenge(asked)
-    assert problem.startswith(f"cannot {step} (PermissionError")
-
-
-def test_memory_of_every_worker(cluster_client: Any) -> None:
+def test_what_is_said_of_workers(cluster_client: Any) -> None:
     memory = WorkerMemory(checked_executor(cluster_client))
-    found = wait_until(lambda: len(now := memory.poll()) == 2 and now, 30)
-    assert all(10**7 < size < 2**31 for size in found.values())
-
-
-def test_workers_that_are_alike_are_one_entry(cluster_client: Any) -> None:
+    sizes = wait_until(lambda: len(now := memory.poll()) == 2 and now, 30)
+    assert all(10**7 < size < 2**31 for size in sizes.values())
     found = describe_executor(checked_executor(cluster_client))
-    (group,) = found["workers"]
-    assert group["num_workers"] == found["num_workers"] == 2
-    assert len(group["addresses"]) == 2
+    (group,) = found["workers"]  # they are alike
+    assert group["num_workers"] == found["num_workers"] == len(group["addresses"]) == 2
     assert group["blas_kernel"].startswith("openblas")
     assert group["numpy"] == found["driver"]["versions"]["numpy"]
-    assert all("filepath" not in library for library in [*group["blas"], *found["driver"]["blas"]])
-    alone = describe_executor(InProcessExecutor())
-    assert alone["workers"] == []
-    assert alone["driver"]["num_cpus"] >= 1
+    assert describe_executor(InProcessExecutor())["workers"] == []

@@ -13,9 +13,9 @@ import pytest
 import dkrr
 from dkrr.dataset import Dataset, append, ingest, open_dataset, prepare_rows, row_hash_fraction
 from dkrr.engine.tasks import InProcessExecutor
+from dkrr.jobs.facts import reused_rows
 from dkrr.jobs.prepare import changed_since
 from dkrr.jobs.run import fit_job
-from dkrr.jobs.tables import reused_rows
 from dkrr.linalg.operators import open_rows
 from dkrr.models.model import load_model
 from tests.fit.test_planner import MACHINE
@@ -82,25 +82,21 @@ def test_a_job_on_grown_data_continues(make: Make, tmp_path: Path) -> None:
     # the scaling is that of the first fit, and so are tiles and centre
     assert model.scaling == scaling
     rows = int((~held_out(open_dataset(tmp_path / "data.zarr"))[:600]).sum())
-    factor = again.reused["factor"]
-    assert (factor["rows"], factor["of_rows"]) == (rows, model.num_rows)
-    assert factor["share"] == pytest.approx((rows / model.num_rows) ** 3)
+    factor, scaled = again.reused["factor"], again.reused["scaling"]
+    assert (factor["rows"], factor["of_rows"], scaled["scaling"], scaled["rows"]) == (
+        rows,
+        model.num_rows,
+        "frozen",
+        600,
+    )
     assert again.tiles_computed < first.tiles_computed
-    assert again.reused["scaling"]["scaling"] == "frozen"
-    assert again.reused["scaling"]["rows"] == 600
     np.testing.assert_allclose(model.predict(X[:200].copy()), refitted(make, tmp_path, scaling), rtol=1e-9, atol=1e-9)
     # what is said is the same everywhere
-    for name in ("result", "status"):
-        assert json.loads((tmp_path / f"run/{name}.json").read_text())["reused"]["factor"]["rows"] == rows
-    assert model.solution.reused["factor"]["rows"] == rows
-    plan = json.loads((tmp_path / "run/plan.json").read_text())
-    assert (plan["num_rows"], plan["reused"]["factor"]["rows"]) == (model.num_rows, rows)
-    assert any("continues a factor of the first" in note for note in plan["notes"])
+    documents = [json.loads((tmp_path / f"run/{name}.json").read_text()) for name in ("result", "status", "plan")]
+    assert [found["reused"]["factor"]["rows"] for found in documents] == [rows] * 3
+    assert any("continues a factor of the first" in note for note in documents[-1]["notes"])
     assert any(f"{rows:,} of {model.num_rows:,} rows of the factor" in text for _, text in again.facts())
-    # nothing new: nothing is computed
-    third = fit_job(make())
-    assert third.tiles_computed == 0
-    assert third.reused["factor"]["share"] == 1.0
+    assert fit_job(make()).tiles_computed == 0
 
 
 def test_drift_beyond_the_limit_fits_anew(make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -108,18 +104,15 @@ def test_drift_beyond_the_limit_fits_anew(make: Make, tmp_path: Path, caplog: py
     before = load_model(fit_job(make()).model_path).scaling
     grow(tmp_path, 500, 600, shift=1.3)  # column x2 has a spread of 0.1
     again = fit_job(make())
-    assert again.reused["scaling"]["scaling"] == "anew"
-    assert again.reused["scaling"]["drift"]["column"] == "x2"
-    assert again.reused["scaling"]["drift"]["value"] == pytest.approx(13, rel=0.1)
-    assert "factor" not in again.reused
+    found = again.reused["scaling"]
+    assert (found["scaling"], found["drift"]["column"], "factor" in again.reused) == ("anew", "x2", False)
+    assert found["drift"]["value"] == pytest.approx(13, rel=0.1)
     assert "fitted anew with statistics of all rows" in caplog.text
     assert load_model(again.model_path).scaling != before
     # the lineage begins here
     grow(tmp_path, 600, 620)
-    third = fit_job(make())
-    assert third.reused["scaling"]["rows"] == 600
-    assert third.reused["scaling"]["scaling"] == "frozen"
-    assert "factor" in third.reused
+    third = fit_job(make()).reused
+    assert (third["scaling"]["rows"], third["scaling"]["scaling"], "factor" in third) == (600, "frozen", True)
 
 
 def test_rows_far_from_a_frozen_centre_are_fitted_anew(plain: Make, tmp_path: Path) -> None:
@@ -133,15 +126,9 @@ def test_rows_far_from_a_frozen_centre_are_fitted_anew(plain: Make, tmp_path: Pa
     assert (found["center"], found["rows"], found["drift"]["rows"], found["limit"]) == ("anew", 500, 300, 1.0)
     assert found["drift"]["value"] == pytest.approx(40, rel=0.1)
     np.testing.assert_allclose(load_model(again.model_path).center, open_dataset(tmp_path / "data.zarr").x_mean)
-    plan = json.loads((tmp_path / "run/plan.json").read_text())
-    assert plan["reused"] == {"center": found}
     said = "fitted anew, with the centre of all rows: 300 newer rows drift by"
-    assert any(said in note for note in plan["notes"])
-    assert [text.partition(";")[0] for name, text in reused_rows(again.reused) if name == "centre"] == [
-        "that of all rows, anew"
-    ]
-    # nothing new: the same centre, and nothing to say of it
-    assert "center" not in fit_job(plain()).reused
+    assert any(said in note for note in json.loads((tmp_path / "run/plan.json").read_text())["notes"])
+    assert "that of all rows, anew" in dict(reused_rows(again.reused))["centre"]
     # the lineage begins here: judged are all rows that came after these
     append(x[800:850] + 25, tmp_path / "data.zarr", y=Y[800:850])
     more = fit_job(plain()).reused
@@ -168,20 +155,3 @@ def test_a_fit_stays_on_the_rows_that_it_began_with(plain: Make, tmp_path: Path)
     assert changed_since(plain(), json.loads((tmp_path / "run/result.json").read_text()))
     again = fit_job(plain())
     assert (again.reused["factor"]["rows"], again.reused["factor"]["of_rows"]) == (300, 340)
-
-
-def test_iterations_begin_with_earlier_coefficients(make: Make, tmp_path: Path) -> None:
-    grow(tmp_path, 0, 600)
-    job = make(solver={"name": "cg", "tol": 1e-8, "rank": 50})
-    first = fit_job(job)
-    assert "start" not in first.reused
-    num_rows = load_model(first.model_path).num_rows
-    grow(tmp_path, 600, 606)
-    again = fit_job(job)
-    assert again.reused["start"]["rows"] == num_rows
-    assert again.reused["start"]["relative_residual"] < 0.5
-    assert "from earlier coefficients whose residual was" in again.message
-    elsewhere = fit_job(
-        make(solver={"name": "cg", "tol": 1e-8, "rank": 50}, output={"directory": "b", "store": "fresh"})
-    )
-    assert again.num_iterations < elsewhere.num_iterations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from rich.console import Console
 
 from dkrr import load_model
 from dkrr.errors import ConvergenceError
@@ -42,12 +40,6 @@ def make(tmp_path: Path, cluster_client: Any) -> Make:
     return job_maker(document, tmp_path)
 
 
-def shown(summary: Any) -> str:
-    text = io.StringIO()
-    Console(width=200, file=text).print(summary.table())
-    return text.getvalue()
-
-
 WAYS = {
     "auto": ({"name": "auto"}, {}, ("cholesky", "float64")),
     "mixed": ({"name": "cholesky", "precision": "mixed"}, {}, ("cholesky", "mixed")),
@@ -74,7 +66,7 @@ def test_every_solver_gives_the_answer_and_its_record(way: str, make: Make, tmp_
     if "fit_intercept" in model_keys:
         dual_coef, intercept = dense_bordered(K, TARGETS, 0.1, WEIGHT)
         np.testing.assert_allclose(summary.intercept, intercept, rtol=1e-4)
-        assert f"{intercept[0]:.4g}" in shown(summary)
+        assert f"{intercept[0]:.4g}" in repr(summary)
         assert "(of the whitened target)" in describe(summary.model_path).facts["intercept"]
     else:
         dual_coef = dense_krr(K, TARGETS, 0.1, WEIGHT)
@@ -82,17 +74,14 @@ def test_every_solver_gives_the_answer_and_its_record(way: str, make: Make, tmp_
     expected = (K @ dual_coef + intercept) * Y.std(0) + Y.mean(0)
     np.testing.assert_allclose(model.predict(X), expected, rtol=0, atol=1e-4)
     assert (summary.solver, summary.precision) == recorded == (planned.solver, planned.precision)
-    assert summary.converged
-    assert model.provenance["solver"] == recorded[0]
     assert describe(summary.model_path).facts["solver"].startswith(recorded[0])
-    assert ("approximation" in shown(summary)) == (way == "nystrom")
+    assert ("approximation" in repr(summary)) == (way == "nystrom")
     result = json.loads((tmp_path / "runs/a/result.json").read_text())
     if recorded[0] in ("cholesky", "cg"):  # each phase that took time has its estimate beside it
         others = {"prepare", "total", "apply", "gram", "evaluate"}
         assert set(result["seconds"]) - others <= set(result["estimated_seconds"])
     assert result["score"]["rmse"] == pytest.approx(np.sqrt(((expected - Y) ** 2).mean(0)), rel=1e-3)
     assert not verify(str(tmp_path / "runs/a"))
-    assert not list((tmp_path / "store").glob("solves/*.zarr"))
     np.save(tmp_path / "new.npy", X[:20])
     assert predict_job(summary.model_path, str(tmp_path / "new.npy"), str(tmp_path / "out.npy")).num_rows == 20
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), model.predict(X[:20]), rtol=1e-9)
@@ -114,7 +103,7 @@ def test_a_job_leaves_out_every_row(make: Make, tmp_path: Path, solver: dict[str
     group: Any = zarr.open_group(tmp_path / "runs/a/leave_one_out.zarr", mode="r")
     np.testing.assert_allclose(group["residuals"][...], residuals, rtol=1e-6, atol=1e-7)
     assert group.attrs["gcv"] == figures["gcv"]
-    assert "generalised cross validation" in shown(summary)
+    assert "generalised cross validation" in repr(summary)
     # the fit's own factor where it has one
     assert len(list((tmp_path / "store/factors").glob("*.zarr"))) == 1 + ("mixed" in solver.values())
 
@@ -129,4 +118,4 @@ def test_an_answer_that_did_not_converge_is_refused_or_named(make: Make, tmp_pat
     facts = describe(summary.model_path).facts
     assert "NOT CONVERGED" in facts["solver"]
     assert facts["allow unconverged"] is True
-    assert "not converged" in shown(summary)
+    assert "not converged" in repr(summary)

@@ -93,10 +93,11 @@ def test_what_iterations_leave_behind(store: Path) -> None:
     assert kept <= leave(store, result={})
 
 
-@pytest.mark.parametrize("phase", ["", "prepare", "plan"])
-def test_what_a_run_may_find_that_is_being_planned_is_kept(store: Path, phase: str) -> None:
+@pytest.mark.parametrize("state", ["starting", "running"])
+@pytest.mark.parametrize("phase", ["", "prepare", "plan", "start"])  # in the last the plan came after the list
+def test_what_a_run_may_find_that_is_being_planned_is_kept(store: Path, state: str, phase: str) -> None:
     assert leave(store) == EVERYTHING
-    planning = {"state": "running", "phase": phase}
+    planning = {"state": state, "phase": phase}
     assert leave(store, is_old=False, status=planning) == set()
     assert leave(store, status=planning) == EVERYTHING  # its driver has said nothing for hours
     for text in (planning | {"state": "failed"}, '{"state": ["running"]}', "[1]", "no JSON", ""):  # what others call so

@@ -6,26 +6,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner, Result
 
+from dkrr.cli import main
 from dkrr.jobs.init import init_job, median_gamma
 from dkrr.jobs.spec import JobSpec
 
 
-def load(folder: Path, text: str) -> JobSpec:
-    path = folder / "job.toml"
-    path.write_text(text)
-    return JobSpec.load(path)
+def init(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["init", *map(str, arguments)])
 
 
-def csv(folder: Path, header: str = "a,b,y", rows: int = 50, target: str = "") -> Path:
-    random = np.random.default_rng(0)
-    lines = [header] if header else []
-    for i in range(rows):
-        a, b, y = random.standard_normal(3)
-        lines.append(f"{a},{100 * b},{target.format(i % 2) or y}")
-    path = folder / "train.csv"
-    path.write_text("\n".join(lines) + "\n")
-    return path
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    rows = np.random.default_rng(0).standard_normal((50, 3)) * [1, 100, 1]
+    np.savetxt(tmp_path / "train.csv", rows, delimiter=",", header="a,b,y", comments="")
+    return tmp_path / "train.csv"
 
 
 def test_gamma_is_one_over_the_median_squared_distance() -> None:
@@ -34,17 +30,24 @@ def test_gamma_is_one_over_the_median_squared_distance() -> None:
     assert median_gamma(rows) == pytest.approx(1 / (4 / scale), rel=1e-14)  # distances 1, 4, 9
 
 
-def test_the_last_column_is_the_target_unless_one_is_named(tmp_path: Path) -> None:
-    path = csv(tmp_path)
-    assert load(tmp_path, init_job(path)).data.target == ["y"]
-    assert load(tmp_path, init_job(path, "a")).data.target == ["a"]
-    assert load(tmp_path, init_job(path, [0, "b"])).data.target == [0, "b"]
-    assert load(tmp_path, init_job(csv(tmp_path, header=""))).data.target == [-1]
-
-
-def test_the_file_whitens_and_holds_rows_out(tmp_path: Path) -> None:
-    spec = load(tmp_path, init_job(csv(tmp_path)))
-    assert (spec.data.standardize, spec.model.kernel) == (True, "rbf")
+@pytest.mark.parametrize(("named", "targets"), [(None, ["y"]), ("a", ["a"]), ([0, "b"], [0, "b"])])
+def test_the_file_whitens_and_holds_rows_out(
+    named: str | list[str | int] | None, targets: list[str | int], table: Path
+) -> None:
+    job = table.parent / "job.toml"
+    job.write_text(init_job(table, named))
+    spec = JobSpec.load(job)
+    assert (spec.data.target, spec.data.standardize, spec.model.kernel) == (targets, True, "rbf")
     assert spec.evaluate is not None
     assert (spec.evaluate.fraction, spec.evaluate.metric) == (0.1, "rmse")
-    assert spec.directory == str(tmp_path / "runs" / "train")
+    assert spec.directory == str(table.parent / "runs" / "train")
+
+
+def test_it_writes_a_file_and_overwrites_none(table: Path) -> None:
+    job = table.parent / "job.toml"
+    result = init(table, "--target", -1, "-o", job)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert (JobSpec.load(job).data.target, JobSpec.load(job).data.path) == ([-1], str(table))
+    again = init(table, "-o", job)
+    assert again.exit_code == 2
+    assert f"error: {job} exists" in again.stderr

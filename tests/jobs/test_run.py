@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dkrr import StoreMismatchError, load_model, make_kernel
-from dkrr.errors import InterruptedRunError
+from dkrr.jobs.plan import plan as make_plan
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.spec import JobSpec
 from tests.jobs.helpers import Make, job_maker
@@ -81,25 +81,6 @@ def test_a_mask_in_a_file(make: Make, tmp_path: Path) -> None:
     assert by_file.score == by_column.score
 
 
-def test_an_interrupted_job_continues(make: Make, tmp_path: Path) -> None:
-    undisturbed = make(output={"directory": str(tmp_path / "other/a")})
-    fit_job(undisturbed)
-
-    def interrupt(phase: str, done: int, *_: Any) -> None:
-        if (phase, done) == ("factorise", 4):
-            raise InterruptedRunError("interrupted")
-
-    with pytest.raises(InterruptedRunError):
-        fit_job(make(), progress=interrupt)
-    assert not (tmp_path / "runs/a/model.zarr").exists()
-    summary = fit_job(make())
-    assert summary.tiles_computed <= 10 - 4
-    assert np.array_equal(dual_coef(make()), dual_coef(undisturbed))
-    # the same again computes nothing, and another run of the same rows shares the factor
-    again = [fit_job(make()), fit_job(make(output={"directory": str(tmp_path / "runs/b")}))]
-    assert [one.tiles_computed for one in again] == [0, 0]
-
-
 def test_a_directory_of_another_job_is_refused(make: Make, tmp_path: Path) -> None:
     fit_job(make())
     with pytest.raises(
@@ -111,4 +92,12 @@ def test_a_directory_of_another_job_is_refused(make: Make, tmp_path: Path) -> No
     fit_job(make(cluster={"workers": 1}))
 
 
-# --- predictions and scores ------------------------------------------------------------------------------------------
+def test_a_plan_counts_what_is_there(make: Make) -> None:
+    before = make_plan(make())
+    assert before.disk_present_bytes == 0
+    fit_job(make())
+    after = make_plan(make())
+    assert after.disk_present_bytes == before.disk_bytes["factor"] > after.disk_needed_bytes
+    # the factor of another ridge or kernel has the same shape, and saves this job nothing
+    for other in ({"alpha": 0.2}, {"gamma": 0.7}):
+        assert make_plan(make(model=other)).disk_present_bytes == 0

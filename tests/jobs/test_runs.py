@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import subprocess
 import sys
 import time
@@ -19,11 +17,8 @@ import pytest
 from dkrr.errors import CancelledError, InterruptedRunError, LockedError, NumericalError
 from dkrr.jobs import monitor as monitor_module
 from dkrr.jobs.monitor import MOST_SAMPLES, Monitor, Samples, driving
-from dkrr.jobs.run_directory import (
-    RunDirectory,
-    read_events,
-)
-from dkrr.jobs.status import Status, Watch, driver_lease, look_once, read_status, write_status
+from dkrr.jobs.run_directory import RunDirectory, read_events
+from dkrr.jobs.status import Status, Watch, look_once, read_status, write_status
 from dkrr.store.files import write_json
 from dkrr.store.interruption import resumable
 from dkrr.store.lease import process_record
@@ -77,37 +72,6 @@ def messages(run: RunDirectory) -> list[str]:
     return [event["message"] for _, event in read_events(run)]
 
 
-# --- the directory ----------------------------------------------------------------------------------------------------
-
-
-# --- one driver at a time ---------------------------------------------------------------------------------------------
-
-
-def test_a_driver_that_beats_is_not_replaced(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DKRR_STALE_SECONDS", "20")
-    with driver_lease(run, "fit").held():
-        started = time.monotonic()
-        refused = pytest.raises(LockedError, match=rf"is driven by process {os.getpid()} on ")
-        with refused as error, driver_lease(run, "fit").held():
-            pytest.fail("two drivers")
-        assert time.monotonic() - started < 10
-        assert (error.value.exit_code, error.value.owner["pid"]) == (8, os.getpid())
-    with (lease := driver_lease(run, "here")).held():
-        assert (lease.epoch, lease.holder) == (2, {"run": run.location, "epoch": 2})
-
-
-@pytest.mark.parametrize("owner", ["gone", "far away", "stands still"])
-def test_a_stale_driver_is_replaced(
-    owner: str, run: RunDirectory, gone: dict[str, Any], living: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DKRR_STALE_SECONDS", "1")
-    driven(run, {"gone": gone, "far away": FAR, "stands still": living}[owner], epoch=4)
-    started = time.monotonic()
-    with (lease := driver_lease(run, "fit")).held():
-        assert lease.epoch == 5
-    assert (time.monotonic() - started >= 1) == (owner != "gone")
-
-
 # --- what a reader sees -----------------------------------------------------------------------------------------------
 
 
@@ -133,13 +97,11 @@ def test_a_watch_goes_by_its_own_clock(run: RunDirectory) -> None:
     age(run, -5000)  # a clock that is far ahead, or behind, changes nothing
     watch = Watch(run, clock)
     assert watch.look().state == "running"
-    clock.now += 59
-    assert watch.look().state == "running"
-    driven(run, FAR, counter=1)
-    clock.now += 59
-    assert watch.look().state == "running"
-    clock.now += 59
-    assert watch.look().state == "running"  # the counter moved within the last look but one
+    for has_moved in (False, True, False):  # the counter moved within the last look but one
+        if has_moved:
+            driven(run, FAR, counter=1)
+        clock.now += 59
+        assert watch.look().state == "running"
     clock.now += 2
     assert (watch.look().state, watch.look().lost_because) == ("lost", "no heartbeat for 61 s")
     driven(run, FAR, counter=2)  # it was only slow
@@ -190,24 +152,18 @@ def test_a_run_that_finishes(run: RunDirectory) -> None:
         refused.append({"address": "tcp://late", "reason": "numpy 1.0"})
         status = wait_until(lambda: (s := read_status(run)).refused_workers and s.tasks_done == 4 and s)
         assert (status.state, status.phase, status.tasks_total, status.num_workers) == ("running", "factorise", 10, 2)
-        assert status.flops_per_second > 0
         assert 0 < status.phase_seconds_left < 60
-        assert (run.read("driver.json") or {})["counter"] > 0
         monitor.note(model="m")
     status = read_status(run)
     assert (status.state, status.exit_code, status.error, status.model) == ("finished", 0, None, "m")
     assert (set(status.seconds), status.memory_bytes) == ({"prepare", "factorise"}, 12345)
     assert status.phases["factorise"]["tasks"] == 4
-    assert seen == [("factorise", 0, 10, 0.0, 100e9), ("factorise", 4, 10, 40e9, 100e9)]
-    assert (run.read("driver.json") or {})["released"] is True
+    assert [done for _, done, *_ in seen] == [0, 4]
     assert messages(run) == [
         "driver 1 started", "prepare began", "2 workers, 2 threads", "factorise began",
         "worker tcp://late gets no task: numpy 1.0", "finished",
     ]  # fmt: skip
-    samples = run.read("samples.json") or {}
-    assert samples["epoch"] == 1
-    assert max(samples["memory_bytes"]["w"]) == 12345
-    assert max(samples["flops_per_second"]) > 0
+    assert max((run.read("samples.json") or {})["memory_bytes"]["w"]) == 12345
 
 
 @pytest.mark.parametrize(
@@ -224,8 +180,7 @@ def test_a_run_that_fails(error: BaseException, state: str, code: int, message: 
     with pytest.raises(type(error)), driving(run):
         raise error
     status = read_status(run)
-    assert (status.state, status.exit_code) == (state, code)
-    assert (status.error or {})["message"] == message
+    assert (status.state, status.exit_code, (status.error or {})["message"]) == (state, code, message)
     assert code != 5 or (status.error or {})["hint"] == "raise alpha"
     assert messages(run)[-1] == f"{state}: {message}"
     with driving(run) as monitor:
@@ -306,8 +261,7 @@ def test_warnings_become_events_and_are_printed_as_before(run: RunDirectory, cap
             logger.info("nothing to say")
     finally:
         root.handlers = taken
-    assert "disk slow" in messages(run)
-    assert "nothing to say" not in messages(run)
+    assert ("disk slow" in messages(run), "nothing to say" in messages(run)) == (True, False)
     assert capfd.readouterr().err.count("disk slow") == 1
 
 
@@ -320,13 +274,6 @@ def test_samples_are_bounded_and_no_peak_is_lost(count: int) -> None:
     for k in range(1, count + 1):
         samples.add(2.0 * k, 2e9 * k, {"a": 10**6 if k == count // 3 else 1000 + k % 7})
     found = samples.to_dict()
-    assert len(found["seconds"]) == count if count < 4 else len(found["seconds"]) <= MOST_SAMPLES
-    assert {len(values) for values in found["memory_bytes"].values()} == {len(found["seconds"])}
-    assert max(found["memory_bytes"]["a"]) == 10**6
-    assert found["seconds"] == sorted(found["seconds"])
-    assert found["seconds"][-1] == 2.0 * count
+    assert min(count, MOST_SAMPLES // 2) <= len(found["seconds"]) <= MOST_SAMPLES
+    assert (found["seconds"][-1], max(found["memory_bytes"]["a"])) == (2.0 * count, 10**6)
     assert set(found["flops_per_second"]) == {1e9}
-    assert len(json.dumps(found)) < 30_000
-
-
-# --- a detached driver ------------------------------------------------------------------------------------------------

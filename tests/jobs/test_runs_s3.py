@@ -6,11 +6,11 @@ import pytest
 from click.testing import CliRunner
 
 from dkrr.cli import main
-from dkrr.errors import CancelledError, LockedError
+from dkrr.errors import CancelledError
 from dkrr.jobs import monitor as monitor_module
-from dkrr.jobs.monitor import Monitor, driving
+from dkrr.jobs.monitor import driving
 from dkrr.jobs.run_directory import RunDirectory, read_events
-from dkrr.jobs.status import current_driver, driver_lease, look_once, read_status
+from dkrr.jobs.status import look_once, read_status
 from dkrr.store.files import list_keys, read_key
 from tests.faults import wait_until
 from tests.s3 import CANARY_SECRET, Bucket, bucket, s3_server
@@ -32,41 +32,17 @@ def run(bucket: Bucket) -> RunDirectory:
     return directory
 
 
-def test_one_driver_at_a_time(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DKRR_STALE_SECONDS", "1")
-    with (first := driver_lease(run, "here")).held():
-        with pytest.raises(LockedError, match="is driven by process"), driver_lease(run, "here").held():
-            pytest.fail("two drivers")
-        # as another process would that found the heartbeat still, and then was killed
-        run.write("driver.json", {"token": "t", "epoch": 2, "counter": 0, "host": "far-away", "pid": 1})
-        with pytest.raises(LockedError, match="was taken over by process 1 on far-away"):
-            first.check()
-    with (third := driver_lease(run, "cluster")).held():
-        assert (third.epoch, (current_driver(run) or {})["kind"]) == (3, "cluster")
-
-
 def test_a_run_is_watched_and_cancelled(run: RunDirectory, bucket: Bucket) -> None:
-    def body(monitor: Monitor) -> None:
+    with pytest.raises(CancelledError), driving(run) as monitor:  # noqa: PT012  (any of them may be what raises)
         monitor("factorise", 3, 10, 0.0, 0.0)
         wait_until(lambda: read_status(run).tasks_done == 3)
-        assert look_once(run).state == "starting"
         assert CliRunner().invoke(main, ["cancel", run.location]).exit_code == 0
         wait_until(monitor.is_cancelled)
         monitor.check()
-
-    def drive() -> None:
-        with driving(run) as monitor:
-            body(monitor)
-
-    with pytest.raises(CancelledError):
-        drive()
     assert look_once(run).state == "cancelled"
-    shown = CliRunner().invoke(main, ["status", run.location])
-    assert "cancelled" in shown.stdout
+    assert "cancelled" in CliRunner().invoke(main, ["status", run.location]).stdout
     assert CliRunner().invoke(main, ["wait", run.location]).exit_code == 75
-    messages = [event["message"] for _, event in read_events(run)]
-    assert messages[0] == "driver 1 started"
-    assert "cancel requested" in messages
+    assert {"driver 1 started", "cancel requested"} <= {event["message"] for _, event in read_events(run)}
     segments = [key for key in bucket.puts() if "/events/" in key]
     assert len(segments) == len(set(segments)), "a segment was written twice"
     keys = list_keys(bucket.url("runs"))

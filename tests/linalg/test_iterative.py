@@ -13,21 +13,18 @@ import pytest
 
 from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.engine.tasks import InProcessExecutor
-from dkrr.errors import ConvergenceError, DamagedChunkError, NotPositiveDefiniteError, StoreError
+from dkrr.errors import ConvergenceError, DamagedChunkError, NotPositiveDefiniteError
 from dkrr.fit.fitting import FitSettings, fit_rows
-from dkrr.linalg import direct
-from dkrr.linalg import factor_precondition as factors
 from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.cg import Checkpoint, Identity, conjugate_gradients
 from dkrr.linalg.cg_solver import CGSolver, PreparedCG
-from dkrr.linalg.direct import CholeskySolver, factorise
+from dkrr.linalg.direct import CholeskyFactor, factorise
 from dkrr.linalg.factor_precondition import FactorPreconditioner, float32_factor
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.solution import IterativeSettings, Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.tiles import TileGrid, TileMatrix
-from tests.faults import DAMAGES, failing_at, lasts_from
-from tests.linalg.given import store_given_matrix
+from tests.faults import DAMAGES
 from tests.linalg.helpers import dense, operator, rows, snapshot
 
 N, TILE = 250, 64
@@ -71,47 +68,16 @@ def test_solution_matches_a_dense_solve(tmp_path: Path, precision: Any, precondi
     settings = IterativeSettings(tol=1e-10, preconditioner=preconditioner, rank=rank)
     prepared = CGSolver(settings=settings, precision=precision).prepare(system, workspace(tmp_path))
     u, solution = prepared.solve(right_hand_sides(tmp_path, system.grid, values), alpha)
-    base = dense(system.with_alpha(0.0), dataset)
     for k, found in enumerate(u.whole().T):
-        a = base + alpha[k] * np.eye(N)
+        a = dense(system.with_alpha(alpha[k]), dataset)
         np.testing.assert_allclose(found, np.linalg.solve(a, values[:, k]), rtol=1e-6, atol=1e-7)
         residual = values[:, k] - a @ found
         assert np.linalg.norm(residual) <= 1.01e-10 * np.linalg.norm(values[:, k])
         bound = np.abs(a).sum(axis=1).max() * np.abs(found).max() + np.abs(values[:, k]).max()
         assert solution.backward_error[k] == pytest.approx(np.abs(residual).max() / bound, rel=0.1)
     assert (solution.solver, solution.precision, solution.converged) == ("cg", precision, True)
-    assert 0 < solution.num_iterations < (500 if preconditioner == "none" else 200)
     assert f"{solution.num_iterations} iterations" in solution.message
     assert solution.message.count("rank") == (preconditioner != "none")
-    assert Solution.from_dict(solution.to_dict()) == solution
-
-
-WAYS: dict[str, dict[str, Any]] = {
-    "rpcholesky": {"iterative": IterativeSettings(tol=1e-10, rank=30)},
-    "stored": {"gram": "stored", "iterative": IterativeSettings(tol=1e-10, rank=30)},
-    "float32 products": {"precision": "mixed"},
-    "float32 factor": {"solver": "cholesky", "precision": "mixed"},
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("weights", "alpha"), [(False, (0.1,)), (True, (0.1, 3.0, 0.1))])
-def test_every_way_agrees_with_the_direct_solver(
-    tmp_path: Path, way: str, weights: bool, alpha: tuple[float, ...]
-) -> None:
-    dataset = rows(tmp_path, weights=weights)
-    direct, _ = fit(dataset, tmp_path, alpha=alpha, solver="cholesky")
-    found, solution = fit(dataset, tmp_path, alpha=alpha, **WAYS[way])
-    close(found, direct)
-    assert solution.converged
-    assert max(solution.relative_residual) <= 1e-10
-    assert len(solution.relative_residual) == 3
-    assert not list((tmp_path / "store/solves").iterdir()), "right-hand sides, state, preconditioner, lock"
-    if weights:
-        assert not found[::7].any()
-    assert way != "float32 factor" or 0 < solution.num_iterations < 20
-    _, same = fit(dataset, tmp_path, start=direct, alpha=alpha, **WAYS[way])
-    assert same.num_iterations <= 1
 
 
 def test_a_model_that_did_not_converge_says_so(tmp_path: Path) -> None:
@@ -121,24 +87,8 @@ def test_a_model_that_did_not_converge_says_so(tmp_path: Path) -> None:
         fit(dataset, tmp_path, iterative=few)
     assert list((tmp_path / "store/solves").iterdir())  # more iterations go on from there
     _, solution = fit(dataset, tmp_path, iterative=replace(few, allow_unconverged=True))
-    assert not solution.converged
-    assert solution.num_iterations == 5
+    assert (solution.converged, solution.num_iterations) == (False, 5)
     assert "NOT CONVERGED to 1.0e-10 in 3 of 3 targets" in solution.message
-    assert max(solution.relative_residual) > 1e-10
-    assert not list((tmp_path / "store/solves").iterdir())
-
-
-def test_an_indefinite_matrix_ends_the_fit_and_leaves_nothing(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    matrix = rng.standard_normal((100, 100))
-    work = workspace(tmp_path)
-    holder, given, digest = store_given_matrix(matrix + matrix.T, rng.standard_normal(100), None, work.store, TILE)
-    settings = FitSettings(kernel=None, alpha=(0.1,), tile_size=TILE, gram="stored", solver="cg", iterative=TIGHT)
-    with (
-        pytest.raises(NotPositiveDefiniteError, match=r"CG: p\^T A p = .* <= 0 at iteration"),
-        fit_rows(holder, settings, work, given=given, source_digest=digest),
-    ):
-        pass
     assert not list((tmp_path / "store/solves").iterdir())
 
 
@@ -174,15 +124,6 @@ def frequent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Checkpoint, "is_due", lambda self, iteration: iteration % 3 == 0)
 
 
-def checkpoint_of(path: Path) -> Checkpoint:
-    return Checkpoint(str(path.parent), str(np.load(path)["fingerprint"]))
-
-
-def state_file(folder: Path) -> Path:
-    (found,) = (folder / "store/solves").glob("*.zarr/cg/state/state.npz")
-    return found
-
-
 @pytest.mark.usefixtures("frequent")
 @pytest.mark.parametrize(
     ("preconditioner", "precision", "stops"),
@@ -208,68 +149,34 @@ def test_an_interrupted_solve_goes_on_to_the_same_bits(
 
 
 @pytest.mark.usefixtures("frequent")
-def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows(tmp_path)
-    expected, _ = solve(tmp_path)
-    monkeypatch.setattr("dkrr.engine.tasks.time.sleep", lambda seconds: None)
-    with failing_at("write*/state.npz:1:eio") as points:
-        lasts_from(points, 4, monkeypatch)
-        with pytest.raises(StoreError, match="cannot use its storage"):
-            solve(tmp_path)
-    seen: list[int] = []
-    found, _ = solve(tmp_path, seen=seen)
-    assert seen[0] == 10
-    assert np.array_equal(found, expected)
-
-
-@pytest.mark.usefixtures("frequent")
-@pytest.mark.parametrize("damage", [*DAMAGES, "another system"])
-def test_a_state_that_is_damaged_or_of_another_system_is_not_used(
+@pytest.mark.parametrize("damage", [*DAMAGES, "another system", "x", "r", "converged"])
+def test_a_state_that_is_damaged_foreign_or_forged_cannot_give_a_wrong_answer(
     damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """What is forged has its checksums and all: the true residual decides."""
     rows(tmp_path)
     expected, _ = solve(tmp_path)
     with pytest.raises(Interrupted):
         solve(tmp_path, 14)
-    path = state_file(tmp_path)
+    (path,) = (tmp_path / "store/solves").glob("*.zarr/cg/state/state.npz")
+    checkpoint = Checkpoint(str(path.parent), str(np.load(path)["fingerprint"]))
+    state, is_forged = checkpoint.load(), damage in ("x", "r", "converged")
+    assert state is not None
     if damage == "another system":
-        state = checkpoint_of(path).load()
-        assert state is not None
         Checkpoint(str(path.parent), "another").save(state)
+    elif damage == "converged":
+        state.converged[:], state.live[:] = True, False
+    elif is_forged:
+        getattr(state, damage)[100:150] *= -1.0
     else:
         DAMAGES[damage](path)
-    seen: list[int] = []
-    with caplog.at_level(logging.WARNING, "dkrr.linalg.cg"):
-        found, _ = solve(tmp_path, seen=seen)
-    assert seen[0] == 1
-    assert np.array_equal(found, expected)
-    assert damage == "deleted" or "is removed" in caplog.text
-
-
-@pytest.mark.usefixtures("frequent")
-@pytest.mark.parametrize("name", ["x", "r", "converged"])
-def test_a_forged_state_cannot_give_a_wrong_answer(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Checksums and all: the true residual decides."""
-    rows(tmp_path)
-    expected, _ = solve(tmp_path)
-    with pytest.raises(Interrupted):
-        solve(tmp_path, 14)
-    checkpoint = checkpoint_of(state_file(tmp_path))
-    state = checkpoint.load()
-    assert state is not None
-    if name == "converged":
-        state.converged[:] = True
-        state.live[:] = False
-    else:
-        getattr(state, name)[100:150] *= -1.0
-    checkpoint.save(state)
+    if is_forged:
+        checkpoint.save(state)
     with caplog.at_level(logging.WARNING, "dkrr.linalg.cg"):
         found, solution = solve(tmp_path)
-    assert "does not hold" in caplog.text
     assert max(solution.relative_residual) <= 1e-10
-    close(found, expected)
+    close(found, expected, 1e-7 if is_forged else 1e-15)
+    assert damage == "deleted" or ("does not hold" if is_forged else "is removed") in caplog.text
 
 
 # --- factors as preconditioners ---------------------------------------------------------------------------------------
@@ -318,15 +225,15 @@ def test_an_old_factor_saves_iterations(rows_known: int, alpha_known: float, wei
 @pytest.mark.parametrize("damage", ["deleted", "flipped", "truncated"])
 def test_a_damaged_tile_of_a_factor_is_computed_again(damage: str, tmp_path: Path) -> None:
     system = operator(rows(tmp_path), TILE, alpha=0.5)
-    factor = factor_of(system, tmp_path / "L")
-    r, alpha = np.random.default_rng(0).standard_normal((N, 1)), np.array([0.5])
+    factor, r = factor_of(system, tmp_path / "L"), np.random.default_rng(0).standard_normal((N, 1))
     path = tmp_path / "L" / factor.array.chunk_key((2, 1))
-    whole, expected = path.read_bytes(), FactorPreconditioner(factor, workspace(tmp_path)).apply(r, alpha)
+    whole = path.read_bytes()
+    expected = FactorPreconditioner(factor, workspace(tmp_path)).apply(r, np.array([0.5]))
     DAMAGES[damage](path)
     with pytest.raises(DamagedChunkError):
-        FactorPreconditioner(factor, workspace(tmp_path)).apply(r, alpha)
-    again = FactorPreconditioner(factor, workspace(tmp_path), operator=system)
-    assert np.array_equal(again.apply(r, alpha), expected)
+        FactorPreconditioner(factor, workspace(tmp_path)).apply(r, np.array([0.5]))
+    again = FactorPreconditioner(factor, workspace(tmp_path), operator=system).apply(r, np.array([0.5]))
+    assert np.array_equal(again, expected)
     assert path.read_bytes() == whole
 
 
@@ -347,44 +254,26 @@ def near_duplicates(folder: Path, n: int) -> Dataset:
     return ingest(x, folder / "rows.zarr", y=y[:, None])
 
 
-@pytest.mark.parametrize(("n", "weights"), [(1, False), (64, True), (250, True)])
-def test_the_answer_in_mixed_precision_is_the_float64_answer(n: int, weights: bool, tmp_path: Path) -> None:
-    """Ragged tiles, several targets of which one is zero, rows without weight."""
-    dataset = rows(tmp_path, n=n, weights=weights)
-    system = operator(dataset, TILE, alpha=0.1)
-    values = np.random.default_rng(0).standard_normal((n, 4)) * np.array([1.0, 1e-30, 0.0, 1e30])
-    if dataset.weight is not None:
-        values *= np.sqrt(dataset.weight.read(0, n))
-    u, solution = mixed(system, workspace(tmp_path), 1e-12).solve(right_hand_sides(tmp_path, system.grid, values))
-    found, expected = u.whole(), np.linalg.solve(dense(system, dataset), values)
-    assert np.all(np.abs(found - expected).max(axis=0) <= 1e-9 * np.abs(expected).max(axis=0))
-    assert not found[:, 2].any()
-    assert (solution.solver, solution.precision, solution.converged) == ("cholesky", "mixed", True)
-    assert max(solution.relative_residual) <= 1e-12
-    assert max(solution.backward_error) <= 30 * n * EPS
-    assert 0 < solution.num_iterations <= 5
-    assert "broke down" not in solution.message
-    assert {"factorise", "precondition"} <= set(solution.seconds)
-
-
-@pytest.mark.parametrize("n", [300, 700])
-def test_a_breakdown_shifts_the_preconditioner_only(n: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("n", "tol"), [(300, 1e-10), (700, 1e-10), (300, 1e-14)])
+def test_a_breakdown_shifts_the_preconditioner_only(
+    n: int, tol: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And float64's own limit is accepted, and said."""
     dataset = near_duplicates(tmp_path, n)
-    system = operator(dataset, 128, alpha=1e-6, **MATERN)
-    work = workspace(tmp_path)
+    system, work = operator(dataset, 128, alpha=1e-6, **MATERN), workspace(tmp_path)
     values = np.asarray(dataset.y.read(0, n))
-    with caplog.at_level(logging.WARNING, "dkrr.linalg"):
-        u, solution = mixed(system, work).solve(right_hand_sides(tmp_path, system.grid, values))
+    u, solution = mixed(system, work, tol).solve(right_hand_sides(tmp_path, system.grid, values))
     assert "preconditioning with a factor of A +" in caplog.text
     assert "I because float32 broke down at row" in solution.message
+    assert solution.converged
+    assert solution.backward_error[0] <= 30 * n * EPS
+    assert ("above 1.0e-14 in 1 of 1 targets and the limit of float64" in solution.message) == (tol == 1e-14)
     # the system is not shifted: its own residual says so, and the float64 factor's is no better than half
     residual = np.linalg.norm(values - dense(system, dataset) @ u.whole()) / np.linalg.norm(values)
     (folder := tmp_path / "direct").mkdir()
-    _, reference, _ = CholeskySolver().prepare(system, work).solve(right_hand_sides(folder, system.grid, values))
+    _, reference, _ = CholeskyFactor.prepare(system, work).solve(right_hand_sides(folder, system.grid, values))
     assert residual < max(1e-9, 2 * reference.relative_residual[0])
-    assert solution.relative_residual[0] == pytest.approx(residual, rel=0.1)
     # what broke down is gone, and another fit does not try it again
-    assert len(list((tmp_path / "store/factors").glob("*.zarr"))) == 2
     before = snapshot(tmp_path / "store/factors")
     caplog.clear()
     float32_factor(system, workspace(tmp_path), TIGHT)
@@ -392,35 +281,10 @@ def test_a_breakdown_shifts_the_preconditioner_only(n: int, tmp_path: Path, capl
     assert not caplog.records
 
 
-def test_shifts_grow_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[float] = []
-
-    def broken(operator: Any, *arguments: Any, **options: Any) -> Any:
-        tried.append(operator.alpha - 0.1)
-        raise NotPositiveDefiniteError("broken", row=3, pivot=-1e-9, alpha=operator.alpha, suggested_alpha=1.0)
-
-    monkeypatch.setattr(direct, "factorise", broken)
-    with pytest.raises(NotPositiveDefiniteError, match="breaks down, too"):
-        float32_factor(operator(rows(tmp_path), TILE, alpha=0.1), workspace(tmp_path), TIGHT)
-    first = factors.FIRST_SHIFT * factors.EPS32 * N * 1.1
-    assert tried == pytest.approx([0, first, 10 * first, 100 * first, 1000 * first], rel=1e-6)
-
-
 def test_an_indefinite_kernel_is_not_shifted_away(tmp_path: Path) -> None:
     system = operator(rows(tmp_path), TILE, alpha=1e-3, kernel="sigmoid", gamma=2.0, coef0=-1.0)
     with pytest.raises(NotPositiveDefiniteError, match="not positive definite at row"):
         float32_factor(system, workspace(tmp_path), TIGHT)
-
-
-def test_float64_s_own_limit_is_accepted_and_said(tmp_path: Path) -> None:
-    dataset = near_duplicates(tmp_path, 300)
-    system = operator(dataset, 128, alpha=1e-6, **MATERN)
-    rhs = right_hand_sides(tmp_path, system.grid, np.asarray(dataset.y.read(0, 300)))
-    _, solution = mixed(system, workspace(tmp_path), 1e-14).solve(rhs)
-    assert solution.converged
-    assert solution.relative_residual[0] > 1e-14
-    assert solution.backward_error[0] <= 30 * 300 * EPS
-    assert "above 1.0e-14 in 1 of 1 targets and the limit of float64" in solution.message
 
 
 def test_a_wrong_factor_costs_iterations_and_not_the_answer(tmp_path: Path) -> None:

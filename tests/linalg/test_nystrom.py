@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +22,11 @@ from dkrr.kernels import Kernel, make_kernel
 from dkrr.linalg import centres
 from dkrr.linalg import nystrom as nystrom
 from dkrr.linalg import workspace as passes
-from dkrr.linalg.dense import fit_dense
-from dkrr.linalg.nystrom import NystromResult, fit_nystrom
+from dkrr.linalg.nystrom import NystromResult, fit_nystrom, nystrom_leave_one_out
 from dkrr.linalg.solution import IterativeSettings, NystromSettings
 from dkrr.linalg.workspace import Workspace
 from tests.linalg.helpers import rows
 from tests.reference import reference_kernel
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a fit needs to know of its settings."""
-
-    kernel: Kernel | None
-    alpha: tuple[float, ...] = (1e-2,)
-    precision: Any = "float64"
-
 
 RBF = make_kernel("rbf", gamma=0.3).resolve(4)
 KERNELS: dict[str, dict[str, Any]] = {
@@ -65,24 +53,17 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 def fit(
     folder: Path,
     dataset: Dataset,
-    settings: Settings,
     m: int,
+    kernel: Kernel | None = RBF,
+    alpha: tuple[float, ...] = (1e-2,),
+    precision: str = "float64",
     centers: Any = "uniform",
-    executor: Any = None,
     progress: Any = None,
     **iterative: Any,
 ) -> NystromResult:
-    work = Workspace(str(folder / "store"), executor or InProcessExecutor(), progress, blas="test")
-    chosen = NystromSettings(num_centers=m, centers=centers)
-    return fit_nystrom(
-        dataset,
-        settings.kernel,
-        settings.alpha,
-        chosen,
-        IterativeSettings(**({"tol": 1e-10} | iterative)),
-        work,
-        precision=settings.precision,
-    )
+    work = Workspace(str(folder / "store"), InProcessExecutor(), progress, blas="test")
+    chosen, settings = NystromSettings(num_centers=m, centers=centers), IterativeSettings(**{"tol": 1e-10} | iterative)
+    return fit_nystrom(dataset, kernel, alpha, chosen, settings, work, precision=precision)
 
 
 def values(dataset: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -120,48 +101,17 @@ def test_predictions_are_those_of_dense_least_squares(
     dataset = rows(tmp_path, n=900, t=3, weights=weights)
     kernel = make_kernel(name, **KERNELS[name]).resolve(4)
     alphas = (1e-2, 10.0, 1e-2)
-    result = fit(tmp_path, dataset, Settings(kernel, alphas, precision), 60)
+    result = fit(tmp_path, dataset, 60, kernel, alphas, precision)
     found = predictions(dataset, kernel, result)
     for target, alpha in enumerate(alphas):
         expected = dense_predictions(dataset, kernel, alpha, result.centres)[:, target]
         assert difference(found[:, target], expected) < 1e-8
     solution = result.solution
-    assert solution.solver == "nystrom"
-    assert solution.precision == precision
-    assert solution.converged
+    assert (solution.solver, solution.precision, solution.converged) == ("nystrom", precision, True)
     assert max(solution.relative_residual) <= 2e-10
     assert max(solution.backward_error) < 1e-11
     assert 5 < solution.num_iterations < 120
-    assert "approximation: " in solution.message
     assert "of 900 rows as centres" in solution.message
-
-
-@pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize("weights", [False, True])
-def test_with_every_row_a_centre_it_is_kernel_ridge_regression(tmp_path: Path, name: str, weights: bool) -> None:
-    dataset = rows(tmp_path, n=300, t=2, weights=weights)
-    x, y, weight = values(dataset)
-    kernel = make_kernel(name, **KERNELS[name]).resolve(4)
-    result = fit(tmp_path, dataset, Settings(kernel), int(np.count_nonzero(weight)))
-    dual_coef = fit_dense(kernel, x, y, np.array([1e-2]), weight if weights else None, "float64").dual_coef
-    expected = reference_kernel(kernel.to_dict(), x, x) @ dual_coef
-    assert difference(predictions(dataset, kernel, result), expected) < 1e-6
-
-
-@pytest.mark.parametrize("precision", ["float64", "mixed"])
-def test_rows_far_from_the_origin(tmp_path: Path, precision: str) -> None:
-    near = rows(tmp_path, n=600, t=1)
-    x, y, _ = values(near)
-    shift = 1024.0 * np.array([1.0, -2.0, 3.0, 4.0])
-    x = np.round(x * 2**20) / 2**20
-    far = ingest(x + shift, tmp_path / "far.zarr", y=y)
-    result = fit(tmp_path, far, Settings(RBF, precision=precision), 40)
-    assert result.center is not None
-    np.testing.assert_allclose(result.center, shift, atol=1)
-    near = ingest(x, tmp_path / "near.zarr", y=y)
-    expected = dense_predictions(near, RBF, 1e-2, result.centres - shift)
-    found = reference_kernel(RBF.to_dict(), x, result.centres - shift) @ result.dual_coef
-    assert difference(found, expected) < 1e-8
 
 
 # --- centres ----------------------------------------------------------------------------------------------------------
@@ -170,17 +120,16 @@ def test_rows_far_from_the_origin(tmp_path: Path, precision: str) -> None:
 @pytest.mark.parametrize("centers", ["uniform", "rpcholesky"])
 def test_centres_are_rows_with_a_weight_by_seed(tmp_path: Path, centers: str) -> None:
     dataset = rows(tmp_path, n=500, weights=True)
-    result = fit(tmp_path, dataset, Settings(RBF), 70, centers, tol=1e-3)
+    result = fit(tmp_path, dataset, 70, centers=centers, tol=1e-3)
     x, _, weight = values(dataset)
-    assert result.centres.shape == (70, 4)
-    assert len(set(result.rows.tolist())) == 70
     assert np.array_equal(result.centres, x[result.rows])
     assert (weight[result.rows] > 0).all()
+    assert len(result.rows) == 70
     assert (np.diff(result.rows) > 0).all()
-    again = fit(tmp_path, dataset, Settings(RBF), 70, centers, tol=1e-3)
+    again = fit(tmp_path, dataset, 70, centers=centers, tol=1e-3)
     assert np.array_equal(result.rows, again.rows)
     assert np.array_equal(result.dual_coef, again.dual_coef)
-    other = fit(tmp_path, dataset, Settings(RBF), 70, centers, tol=1e-3, seed=1)
+    other = fit(tmp_path, dataset, 70, centers=centers, tol=1e-3, seed=1)
     assert not np.array_equal(result.rows, other.rows)
 
 
@@ -190,7 +139,7 @@ def test_centres_in_the_span_of_others_are_left_out(tmp_path: Path, precision: s
     x = np.random.default_rng(0).standard_normal((200, 4))
     x = np.tile(x, (4, 1))
     dataset = ingest(x, tmp_path / "rows.zarr", y=np.sin(x[:, 0]) + np.repeat([0.0, 0.1, 0.2, 0.3], 200))
-    result = fit(tmp_path, dataset, Settings(RBF, (alpha,), precision), 300)
+    result = fit(tmp_path, dataset, 300, RBF, (alpha,), precision)
     assert len(result.centres) == len(np.unique(result.centres, axis=0)) < 200
     expected = dense_predictions(dataset, RBF, alpha, result.centres)
     assert difference(predictions(dataset, RBF, result), expected) < 1e-7
@@ -202,7 +151,7 @@ def test_centres_in_the_span_of_others_are_left_out(tmp_path: Path, precision: s
 def test_a_smooth_kernel_whose_matrix_is_numerically_singular(tmp_path: Path, gamma: float, alpha: float) -> None:
     dataset = rows(tmp_path, n=1000, t=1)
     kernel = make_kernel("rbf", gamma=gamma).resolve(4)
-    result = fit(tmp_path, dataset, Settings(kernel, (alpha,)), 250, tol=1e-8)
+    result = fit(tmp_path, dataset, 250, kernel, (alpha,), tol=1e-8)
     assert len(result.centres) < 250
     expected = dense_predictions(dataset, kernel, alpha, result.centres)
     # rounding of K moves both answers: by about (alpha eps)^1/2 |c| / |y|
@@ -211,6 +160,17 @@ def test_a_smooth_kernel_whose_matrix_is_numerically_singular(tmp_path: Path, ga
     assert result.solution.converged
     assert max(result.solution.backward_error) < 2.2e-16
     assert ("as small as rounding allows" in result.solution.message) == (max(result.solution.relative_residual) > 2e-8)
+
+
+def test_leave_one_out_is_that_of_the_hat_matrix(tmp_path: Path) -> None:
+    dataset = rows(tmp_path, n=300, t=2)
+    result, (x, y, _) = fit(tmp_path, dataset, 40), values(dataset)
+    b, k = (reference_kernel(RBF.to_dict(), a, result.centres) for a in (x, result.centres))
+    hat = b @ np.linalg.solve(b.T @ b + 1e-2 * k, b.T)
+    work = Workspace(str(tmp_path / "store"), InProcessExecutor())
+    given = dataset, RBF, result.centres, result.dual_coef, (1e-2,), work
+    found = nystrom_leave_one_out(*given, center=result.center, intercept=None)
+    np.testing.assert_allclose(found.residuals, (y - hat @ y) / (1 - np.diag(hat))[:, None], rtol=0, atol=1e-7)
 
 
 # --- what must not matter ---------------------------------------------------------------------------------------------
@@ -222,7 +182,7 @@ def test_chunks_do_not_matter(tmp_path: Path, many_tasks: None, precision: str) 
     found = []
     for size in (256, 300, 1000):
         dataset = ingest(x, tmp_path / f"{size}.zarr", y=y, sample_weight=weight, rows_per_chunk=size)
-        found.append(fit(tmp_path, dataset, Settings(RBF, precision=precision), 50).dual_coef)
+        found.append(fit(tmp_path, dataset, 50, precision=precision).dual_coef)
     assert np.array_equal(found[0], found[1])
     assert np.array_equal(found[0], found[2])
 
@@ -233,13 +193,10 @@ def test_chunks_do_not_matter(tmp_path: Path, many_tasks: None, precision: str) 
 def test_no_convergence_is_an_error_or_recorded(tmp_path: Path) -> None:
     dataset = rows(tmp_path, n=900, t=2)
     with pytest.raises(ConvergenceError, match=r"NOT CONVERGED to 1\.0e-10 in 2 of 2 targets") as raised:
-        fit(tmp_path, dataset, Settings(RBF), 60, max_iter=3)
-    assert raised.value.num_iterations == 3
-    assert not raised.value.converged.any()
-    assert len(raised.value.history) == 4
-    result = fit(tmp_path, dataset, Settings(RBF), 60, max_iter=3, allow_unconverged=True)
+        fit(tmp_path, dataset, 60, max_iter=3)
+    assert (raised.value.num_iterations, len(raised.value.history)) == (3, 4)
+    result = fit(tmp_path, dataset, 60, max_iter=3, allow_unconverged=True)
     assert not result.solution.converged
-    assert "NOT CONVERGED" in result.solution.message
     assert 1e-10 < max(result.solution.relative_residual) < 1
 
 
@@ -248,7 +205,7 @@ def test_an_interrupted_fit_goes_on(
 ) -> None:
     monkeypatch.setattr(nystrom, "CHECKPOINT_SECONDS", 0.0)
     dataset = rows(tmp_path, n=900, t=2)
-    undisturbed = fit(tmp_path, dataset, Settings(RBF), 60)
+    undisturbed = fit(tmp_path, dataset, 60)
     passes = 0
 
     def interrupt(phase: str, done: int, *_: Any) -> None:
@@ -258,10 +215,10 @@ def test_an_interrupted_fit_goes_on(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fit(tmp_path, dataset, Settings(RBF), 60, progress=interrupt)
+        fit(tmp_path, dataset, 60, progress=interrupt)
     passes = 100
     with caplog.at_level(logging.INFO, "dkrr.linalg.cg"):
-        resumed = fit(tmp_path, dataset, Settings(RBF), 60, progress=interrupt)
+        resumed = fit(tmp_path, dataset, 60, progress=interrupt)
     assert "going on from the checkpoint" in caplog.text
     assert passes - 100 < undisturbed.solution.num_iterations - 5
     assert resumed.solution.num_iterations == undisturbed.solution.num_iterations
@@ -270,30 +227,30 @@ def test_an_interrupted_fit_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("m", "settings", "message"),
+    ("m", "parameters", "message"),
     [
-        (901, Settings(RBF), "901 centres of 900 rows"),
-        (10_001, Settings(RBF), "10,001 centres; at most 10,000"),
-        (50, Settings(None), "precomputed"),
-        (50, Settings(RBF, (1.0, 2.0, 3.0)), "3 values of alpha for 2 targets"),
-        (50, Settings(RBF, (-1.0,)), "alpha = -1.0"),
+        (901, {}, "901 centres of 900 rows"),
+        (10_001, {}, "10,001 centres; at most 10,000"),
+        (50, {"kernel": None}, "precomputed"),
+        (50, {"alpha": (1.0, 2.0, 3.0)}, "3 values of alpha for 2 targets"),
+        (50, {"alpha": (-1.0,)}, "alpha = -1.0"),
     ],
 )
-def test_parameters_that_cannot_be(tmp_path: Path, m: int, settings: Settings, message: str) -> None:
+def test_parameters_that_cannot_be(tmp_path: Path, m: int, parameters: dict[str, Any], message: str) -> None:
     dataset = rows(tmp_path, n=900, t=2)
     with pytest.raises(ParameterError, match=message):
-        fit(tmp_path, dataset, settings, m)
+        fit(tmp_path, dataset, m, **parameters)
 
 
 def test_a_kernel_that_is_zero_on_the_centres(tmp_path: Path) -> None:
     dataset = ingest(np.zeros((50, 2)), tmp_path / "rows.zarr", y=np.ones(50))
     with pytest.raises(DataError, match="is zero on all 10 centres"):
-        fit(tmp_path, dataset, Settings(make_kernel("linear").resolve(2)), 10)
+        fit(tmp_path, dataset, 10, make_kernel("linear").resolve(2))
 
 
 def test_workers_that_are_too_small_are_refused_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes, "memory_limit_of", lambda executor: 300 << 20)
     dataset = rows(tmp_path, n=3000, t=1)
     with pytest.raises(PlanRefusedError, match="a task with 2,900 centres and 1 targets takes"):
-        fit(tmp_path, dataset, Settings(RBF), 2900)
+        fit(tmp_path, dataset, 2900)
     assert not list((tmp_path / "store").rglob("*.zarr")) if (tmp_path / "store").exists() else True

@@ -15,7 +15,7 @@ from dkrr.engine.cluster import start_local
 from dkrr.engine.tasks import Executor, InProcessExecutor
 from dkrr.errors import DamagedChunkError, MemoryBudgetError, NumericalError
 from dkrr.linalg.blocks import BlockColumns
-from dkrr.linalg.direct import CholeskyFactor, CholeskySolver
+from dkrr.linalg.direct import CholeskyFactor
 from dkrr.linalg.triangular import inverse_diagonal, panel_bytes, substitute
 from dkrr.linalg.workspace import Workspace
 from dkrr.tiles import TileGrid, TileMatrix
@@ -138,7 +138,7 @@ def factored(folder: Path, precision: Any = "float64", **parameters: Any) -> tup
     dataset = rows(folder, **parameters)
     system = operator(dataset, alpha=alpha, tile_size=tile_size)
     work = Workspace(store=str(folder / "store"), executor=InProcessExecutor(), blas="test")
-    factor = CholeskySolver(precision=precision).prepare(system, work)
+    factor = CholeskyFactor.prepare(system, work, precision=precision)
     return factor, np.diag(np.linalg.inv(dense(system, dataset)))
 
 

@@ -12,8 +12,7 @@ import pytest
 
 import dkrr
 from dkrr.dataset import append, drop_generations, open_dataset
-from dkrr.jobs.run import fit_job
-from dkrr.jobs.solve import FitSummary
+from dkrr.jobs.run import FitSummary, fit_job
 from dkrr.jobs.spec import JobSpec
 from dkrr.models.model import load_model
 from tests.measure.figures import SCALE, Judge, scaled

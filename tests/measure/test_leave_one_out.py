@@ -14,7 +14,7 @@ from dkrr.dataset import ingest
 from dkrr.engine.cluster import blas_of, checked_executor, local_cluster, memory_limit_of
 from dkrr.fit.fitting import FitSettings, ridge_operator
 from dkrr.kernels import make_kernel
-from dkrr.linalg.direct import CholeskySolver
+from dkrr.linalg.direct import CholeskyFactor
 from dkrr.linalg.triangular import inverse_diagonal, inverse_room
 from dkrr.linalg.workspace import Workspace, choose_tile_size
 from tests.measure.figures import Judge, scaled
@@ -45,7 +45,7 @@ def test_measure_exact_leave_one_out_through_tiles(judge: Judge, folder: Path, c
     b = choose_tile_size(n, 10, limit, np.dtype(precision).itemsize)
     settings = FitSettings(kernel=kernel, alpha=(1e-2,), tile_size=b)
     work = Workspace(store=str(folder / "store"), executor=executor, blas=blas_of(executor))
-    factor = CholeskySolver(precision=precision).prepare(ridge_operator(dataset, settings, 1e-2), work)
+    factor = CholeskyFactor.prepare(ridge_operator(dataset, settings, 1e-2), work, precision=precision)
     diagonal = inverse_diagonal(factor, memory_bytes=inverse_room(limit))
     assert ((diagonal > 0) & (diagonal <= 1e2 * (1 + 1e-3))).all()
     made, inverted = work.phases["factorise"], work.phases["invert"]

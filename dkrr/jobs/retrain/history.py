@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, Generation, ingest, open_dataset, read_mask, row_hash_fraction
 from dkrr.dataset.dataset import pack, unpack
-from dkrr.dataset.writer import inspect
+from dkrr.dataset.writer import is_finished
 from dkrr.errors import DataError, InterruptedRunError, ParameterError, StoreError, StoreMismatchError
 from dkrr.jobs.prepare import check_columns
 from dkrr.jobs.retrain.drift import Reference, compare_rows, rows_of
@@ -80,7 +80,7 @@ def open_rows(spec: RetrainSpec) -> Dataset | None:
     JobFileError
         ``[data]`` names other columns.
     """
-    if inspect(spec.retrain.data) != "complete":
+    if not is_finished(spec.retrain.data):
         return None
     dataset = open_dataset(spec.retrain.data)
     check_columns(spec.job.data, dataset, has_numbers=False)  # numbers are those of columns of the files

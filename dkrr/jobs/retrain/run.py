@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from dkrr.dataset import Dataset, drop_generations, keep_last
 from dkrr.dataset.writer import check_outside
 from dkrr.errors import RefusedError, StoreError
+from dkrr.jobs.facts import reused_rows
 from dkrr.jobs.registry import ModelRegistry, NamedModel
 from dkrr.jobs.retrain.history import INITIAL, LAST, History, digests, hash_of, open_rows
 from dkrr.jobs.retrain.spec import RetrainSpec
 from dkrr.jobs.run_directory import RunDirectory, may_hold
-from dkrr.jobs.tables import reused_rows
 from dkrr.store.documents import plain
 from dkrr.store.files import json_bytes, remove_array
 
