@@ -81,7 +81,8 @@ def check_after_an_error(fault: str, project: Project, undisturbed: Project) -> 
     check_production(project, {second})
     assert state(project) == final
     assert project.run().outcome == "nothing new"
-    assert not [path for path in project.folder.rglob("*.partial") if "store" not in path.parts]
+    left = [path for path in project.folder.rglob("*.partial") if "store" not in path.parts]
+    assert len(left) <= fault.startswith("written"), "a draft, other than one that could not be removed"
     return points.rules[0].visits >= visit
 
 
