@@ -16,7 +16,7 @@ import pytest
 from dkrr import load_model
 from dkrr.kernels import make_kernel
 from dkrr.linalg.loss import make_loss
-from dkrr.linalg.loss_problem import GramColumns, LossProblem, certify, intercept_of
+from dkrr.linalg.loss_problem import GramColumns, LossProblem, certify, root_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(200)]
 
@@ -61,7 +61,8 @@ def gap_of(loss: str, a: np.ndarray) -> float:
     columns = GramColumns(make_kernel("rbf", gamma=GAMMA), X - X.mean(axis=0), 2)
     task = LossProblem(columns, Y, np.full(N, C), make_loss(loss))
     f = columns.product(a)
-    return certify(task, a, intercept_of(task, a, f), f).gap
+    b = root_of(lambda b: float(task.C @ task.loss.derivative(Y, f + b)), 0.0, 2.0)
+    return certify(task, a, b, f).gap
 
 
 @pytest.mark.parametrize("loss", [pytest.param("hinge", marks=pytest.mark.short), "logistic"])
