@@ -61,8 +61,7 @@ def gap_of(loss: str, a: np.ndarray) -> float:
     columns = GramColumns(make_kernel("rbf", gamma=GAMMA), X - X.mean(axis=0), 2)
     task = LossProblem(columns, Y, np.full(N, C), make_loss(loss))
     f = columns.product(a)
-    b = root_of(lambda b: float(task.C @ task.loss.derivative(Y, f + b)), 0.0, 2.0)
-    return certify(task, a, b, f).gap
+    return certify(task, a, root_of(lambda b: float(task.C @ task.loss.derivative(Y, f + b)), 0.0, 2.0), f).gap
 
 
 @pytest.mark.parametrize("loss", [pytest.param("hinge", marks=pytest.mark.short), "logistic"])

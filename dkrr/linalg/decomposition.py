@@ -41,7 +41,6 @@ second order information, JMLR 6, 2005; Wen et al., ThunderSVM, JMLR 19, 2018.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -390,9 +389,8 @@ class _Factors:
 
     def solve(self, matrix: object, Q: Matrix, ids: NDArray[np.intp], block: Any, right: Matrix) -> Matrix | None:
         """x of Q[block, block] x = right, or None where that has no factor; ``ids`` are the rows of Q in ``matrix``."""
-        wanted = ids[block]
         with self.lock:
-            shared = [np.isin(each.rows, wanted).mean() if each.matrix is matrix else 0.0 for each in self.free]
+            shared = [np.isin(each.rows, ids[block]).mean() if each.matrix is matrix else 0.0 for each in self.free]
             factor = self.free.pop(int(np.argmax(np.array(shared) > 1 - 1 / UPDATED)))
         try:
             return factor.solve(matrix, Q, ids, block, right)
@@ -478,29 +476,21 @@ class _Programme:
         """
         problem, f, a = self.problem, self.f, self.a
         up, down = self.slopes()
-        self.b = 0.0
-        if problem.fit_intercept:
-            free, ends = up[self.is_free], np.array([up.max(), down.min()])
-            agreed = free if len(free) else ends[np.isfinite(ends)]
-            self.b = float(np.median(agreed)) if len(agreed) else 0.0
+        free, ends = up[self.is_free], np.array([up.max(), down.min()])
+        agreed = free if len(free) else ends[np.isfinite(ends)]
+        self.b = float(np.median(agreed)) if problem.fit_intercept and len(agreed) else 0.0
         norm = 0.5 * float(a @ f)
         primal = norm + float(problem.C @ problem.loss.value(problem.y, f + self.b))
-        lost = self.epsilon * float(np.abs(a).sum()) + 0.5 * float(self.diagonal @ (a * a))
-        dual = float(problem.y @ a) - norm - lost
+        dual = float(problem.y @ a - self.epsilon * np.abs(a).sum() - 0.5 * self.diagonal @ (a * a)) - norm
         kkt = max(0.0, float((up - self.b).max()), float((self.b - down).max()))
-        is_zero = max(abs(primal), primal - dual) <= problem.rounding
-        gap = 0.0 if is_zero else (primal - dual) / primal
+        gap = 0.0 if max(abs(primal), primal - dual) <= problem.rounding else (primal - dual) / primal
         self.found = Certificate(primal, dual, gap, kkt, int(np.count_nonzero(a)))
         if norm < 0 or self.is_exact:
             self.found = certify(problem, a, self.b, f)
-        known = self.history[:-1] if self.history and self.history[-1][0] == self.number else self.history
+        known = [one for one in self.history if one[0] != self.number]
         self.history = [*known, (self.number, self.found.gap, self.found.kkt)]
         self.stalled = 0 if self.found.dual > self.dual + PROGRESS * abs(self.found.dual) else self.stalled + 1
         self.dual = max(self.dual, self.found.dual)
-
-    def is_due(self, tol: float) -> bool:
-        """Whether it seems to be at its end."""
-        return self.found.gap <= tol or self.stalled > MAX_STALLED + 1
 
     def has_ended(self, tol: float) -> bool:
         """Whether it is, by an exact gradient: near enough, or no nearer than the last time, for rounding."""
@@ -509,8 +499,8 @@ class _Programme:
         self.best, self.stalled = self.found.gap, 0
         return False
 
-    def improve(self, factors: _Factors) -> Vector:
-        """Choose a working set and solve for it; what its coefficients changed by, which ``g`` has to learn from K."""
+    def improve(self, factors: _Factors) -> None:
+        """Choose a working set and solve for it: ``g`` has to learn from K what its coefficients changed by."""
         up, down = self.slopes()
         in_pairs = self.problem.fit_intercept
         violation = float(up.max() - down.min()) if in_pairs else float(max(up.max(), -down.min()))
@@ -523,24 +513,21 @@ class _Programme:
         before, g = self.a[rows], self.g[rows].copy()
         a, low, high = before.copy(), self.low[rows], self.high[rows]
         tol = max(INNER_SHARE * violation, ROUNDING * float(np.abs(g).max()))
-        most, turns = STEPS_PER_ROW * len(rows), MAX_TURNS
-        while _descend(Q, a, g, low, high, self.epsilon, in_pairs, tol, most) == most:
+        most = STEPS_PER_ROW * len(rows)
+        for _ in range(MAX_TURNS):
+            if _descend(Q, a, g, low, high, self.epsilon, in_pairs, tol, most) < most:
+                is_free = (a > low) & (a < high)
+                changed = np.count_nonzero(is_free != ((before > low) & (before < high)))
+                if changed <= STABLE * np.count_nonzero(is_free):
+                    _settle(Q, solve, a, g, low, high, self.epsilon, in_pairs)
+                break
             if not _settle(Q, solve, a, g, low, high, self.epsilon, in_pairs):
                 break
-            turns -= 1
-            if not turns:
-                break
-        else:
-            is_free = (a > low) & (a < high)
-            changed = np.count_nonzero(is_free != ((before > low) & (before < high)))
-            if changed <= STABLE * np.count_nonzero(is_free):
-                _settle(Q, solve, a, g, low, high, self.epsilon, in_pairs)
         change = a - before
         self.a[rows] = a
         self.g[rows] += self.diagonal[rows] * change
         self.is_exact = self.is_exact and not change.any()
         self.number += 1
-        return change
 
     def _next_rows(self, up: Vector, down: Vector) -> NDArray[np.intp]:
         """The worst of both sides, and of the last working set those that are free first, as far as there is room.
@@ -640,7 +627,7 @@ def _rounds(begun: list[_Programme], workers: int, tol: float, most: int, tell: 
     def sort(judged: list[_Programme]) -> None:
         tell()
         for each in judged:
-            is_at_end = each.number >= most or each.is_due(tol)
+            is_at_end = each.number >= most or each.found.gap <= tol or each.stalled > MAX_STALLED + 1
             (due if is_at_end else going).append(each)
             if each.next is not None and (is_at_end or each.found.gap <= START_GAP):
                 started, each.next = each.next.begin_after(each), None
@@ -676,11 +663,8 @@ def _rounds(begun: list[_Programme], workers: int, tol: float, most: int, tell: 
     for each in begun:
         each.judge()
     sort(begun)
-    if workers == 1:
-        work(0)
-    else:
-        with ThreadPoolExecutor(workers) as pool:
-            pool.map(work, range(workers))
+    with ThreadPoolExecutor(workers) as pool:  # one worker is this thread, whose memory is there already
+        list((map if workers == 1 else pool.map)(work, range(workers)))
     if failed:
         raise failed[0]
     return due
@@ -690,16 +674,11 @@ def _improve(team: list[_Programme], factors: _Factors) -> None:
     """A round of each, with one product for what all of them changed."""
     columns = team[0].problem.columns
     of_each = map if columns.num_threads == 1 or len(team) == 1 else columns.pool.map
-    changes = list(of_each(partial(_Programme.improve, factors=factors), team))
-    rows = np.unique(np.concatenate([each.rows for each in team]))
-    values = np.zeros((len(rows), len(team)))
-    for j, (each, change) in enumerate(zip(team, changes, strict=True)):
-        values[np.searchsorted(rows, each.rows), j] = change
-    moved = values.any(axis=1)
-    total = np.zeros((len(columns), len(team)))
-    columns.add(rows[moved], values[moved], total)
+    before = np.column_stack([each.a for each in team])
+    list(of_each(partial(_Programme.improve, factors=factors), team))
+    product = columns.product(np.column_stack([each.a for each in team]) - before)
     for j, each in enumerate(team):
-        each.g += total[:, j]
+        each.g += product[:, j]
     list(of_each(_Programme.judge, team))
 
 
@@ -759,17 +738,14 @@ def _placed(problem: LossProblem, f: Vector, b: float, num_free: int) -> Vector:
 
 def _first_of_chains(programmes: list[_Programme]) -> list[_Programme]:
     """Those that begin at once; others, which differ from one of them by a larger C alone, wait for the one before."""
-    groups: dict[Any, list[_Programme]] = {}
+    first, last = list[_Programme](), dict[Any, _Programme]()
     for each in sorted(programmes, key=lambda one: float(one.problem.C.max())):
-        groups.setdefault((each.problem.loss, each.problem.y.tobytes()), []).append(each)
-    first = []
-    for group in groups.values():
-        first.append(group[0])
-        for before, each in itertools.pairwise(group):
-            if _is_larger(before.problem, each.problem):
-                before.next = each
-            else:
-                first.append(each)
+        group = (each.problem.loss, each.problem.y.tobytes())
+        before, last[group] = last.get(group), each
+        if before is not None and _is_larger(before.problem, each.problem):
+            before.next = each
+        else:
+            first.append(each)
     return first
 
 

@@ -119,16 +119,13 @@ class GramColumns:
 
         threads = max(1, min(self.num_threads, n * len(index) // MIN_ENTRIES_OF_A_THREAD))
         ends = np.linspace(0, n, threads + 1).astype(int).tolist()
-        if threads == 1:
-            part(0, n)
-            return
-        list(self.pool.map(part, ends[:-1], ends[1:]))
+        list((map if threads == 1 else self.pool.map)(part, ends[:-1], ends[1:]))
 
     def product(self, values: Matrix) -> Matrix:
         """K values, (n,) or (n, t), of the columns where any of the values is not zero."""
-        if self.kernel is None:  # without a copy of these columns
-            return np.asarray(self.rows @ values)
         index = np.flatnonzero(values if values.ndim == 1 else values.any(axis=1))
+        if self.kernel is None and 4 * len(index) > len(values):  # without a copy of these columns
+            return np.asarray(self.rows @ values)
         out = np.zeros((len(self.rows), 1 if values.ndim == 1 else values.shape[1]))
         if len(index):
             self.add(index, values[index].reshape(len(index), -1), out)
