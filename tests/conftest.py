@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections import Counter
@@ -13,6 +14,10 @@ import pytest
 
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"  # before NumPy loads: OpenBLAS reads it once, and the tests run next to worker processes
+# processes that tests start find the hook for their faults there, and what is tested
+_here = Path(__file__).parent
+_paths = [str(_here / "hooks"), str(_here.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+os.environ["PYTHONPATH"] = os.pathsep.join(_paths)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -51,6 +56,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     from tests.sampling import mark_large_tables
 
     mark_large_tables(items)
+
+
+def pytest_collection_finish() -> None:
+    gc.set_threshold(50_000, 20, 20)
+    gc.freeze()  # no collection of garbage looks at what the modules hold: half a second each
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -26,7 +26,8 @@ import pytest
 
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import DkrrError
-from dkrr.store import failpoints, objects
+from dkrr.store import objects
+from tests.hooks import failpoints
 
 __all__ = [
     "DAMAGES",
@@ -180,12 +181,12 @@ def _spoilt(data: bytes, kind: str) -> bytes:
 @contextmanager
 def failing_at(specification: str) -> Iterator[failpoints.Failpoints]:
     """Failpoints in this process while the block runs."""
-    before = failpoints._active
-    failpoints._active = points = failpoints.Failpoints(specification)
+    points = failpoints.arm(specification)
+    assert points is not None
     try:
         yield points
     finally:
-        failpoints._active = before
+        failpoints.arm(None)
 
 
 def lasts_from(points: failpoints.Failpoints, number: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,11 +39,6 @@ def dense_bordered(
     return both[:-1], both[-1]
 
 
-def dense_predict(K_test: np.ndarray, dual_coef: np.ndarray) -> np.ndarray:
-    """Predictions (m, ...) from K_test = k(Z, X) of shape (m, n)."""
-    return K_test @ dual_coef
-
-
 def _chi2(a: np.ndarray, b: np.ndarray) -> float:
     return -sum((p - q) ** 2 / (p + q) for p, q in zip(a, b, strict=True) if p + q > 0)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dkrr
-from tests.reference import brute_leave_one_out, reference_kernel
+from tests.reference import brute_leave_one_out, dense_bordered, dense_krr, reference_kernel
 
 N, M = 90, 20
 ALPHAS = np.array([0.3, 2.0, 0.3])
@@ -40,24 +40,11 @@ def fitted(x: np.ndarray, y: np.ndarray, weight: Any, **parameters: Any) -> dkrr
     return dkrr.KernelRidge(**{"alpha": ALPHAS, **KERNEL, **parameters}).fit(rows, y, sample_weight=weight)
 
 
-def brute_nystrom(x: np.ndarray, y: np.ndarray, z: np.ndarray, weight: Any, intercept: bool) -> np.ndarray:
-    """Refits with the same centres: least squares on whitened features of the centres."""
+def kernel_of_centres(x: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """F F^T with whitened features F of centres z: least squares on them is ridge regression with this kernel."""
     lower = np.linalg.cholesky(reference_kernel(KERNEL, z, z))
     features = np.linalg.solve(lower, reference_kernel(KERNEL, z, x)).T
-    if intercept:
-        features = np.hstack([features, np.ones((len(x), 1))])
-    root = np.sqrt(np.ones(len(x)) if weight is None else weight)
-    residuals = np.empty(y.shape)
-    for i in range(len(x)):
-        rest = np.arange(len(x)) != i
-        for k, alpha in enumerate(ALPHAS):
-            penalty = np.sqrt(alpha) * np.eye(features.shape[1])
-            if intercept:
-                penalty[-1] = 0
-            left = np.vstack([root[rest, None] * features[rest], penalty])
-            right = np.concatenate([root[rest] * y[rest, k], np.zeros(len(penalty))])
-            residuals[i, k] = y[i, k] - features[i] @ np.linalg.lstsq(left, right, rcond=None)[0]
-    return residuals
+    return features @ features.T
 
 
 @pytest.mark.parametrize("intercept", [False, True])
@@ -67,15 +54,26 @@ def test_leave_one_out_is_refitting(name: str, weighted: bool, intercept: bool) 
     x, y, weight = data(weighted)
     estimator = fitted(x, y, weight, **SOLVERS[name], fit_intercept=intercept)
     found = estimator.leave_one_out()
-    if name == "nystrom":
-        expected = brute_nystrom(x, y, estimator.X_fit_, weight, intercept)
-    else:
-        K = reference_kernel(KERNEL, x, x)
-        expected = brute_leave_one_out(K, y, ALPHAS, weight, intercept=intercept)
+    K = kernel_of_centres(x, estimator.X_fit_) if name == "nystrom" else reference_kernel(KERNEL, x, x)
+    expected = brute_leave_one_out(K, y, ALPHAS, weight, intercept=intercept)
     np.testing.assert_allclose(found.residuals, expected, rtol=1e-8, atol=1e-8)
     w = np.ones(N) if weight is None else weight
     np.testing.assert_allclose(found.mean_squared_error, w @ expected**2 / w.sum(), rtol=1e-7)
-    assert ((found.degrees_of_freedom > intercept) & (found.degrees_of_freedom < (w > 0).sum())).all()
+    # the hat matrix is what becomes of targets that are 1 in one row
+    seen = w > 0
+    hat, b = dense_bordered(K, np.eye(N), 0.3, w) if intercept else (dense_krr(K, np.eye(N), 0.3, w), np.zeros(N))
+    freedom, values = np.diag(K @ hat + b)[seen].sum(), (K @ hat + b) @ y
+    gcv = seen.sum() ** 2 * (w @ (y - values) ** 2) / w.sum() / (seen.sum() - freedom) ** 2
+    np.testing.assert_allclose(found.degrees_of_freedom[[0, 2]], freedom, rtol=1e-7)
+    np.testing.assert_allclose(found.gcv[[0, 2]], gcv[[0, 2]], rtol=1e-7)
+
+
+def test_a_row_that_is_all_there_is_cannot_be_left_out() -> None:
+    x, y, _ = data(False, 3)
+    for options in ({}, {"tile_size": 2}):
+        estimator = fitted(x, y, np.array([0.0, 2.0, 0.0]), fit_intercept=True, **options)
+        with pytest.raises(dkrr.DataError, match="row 1 decides its own prediction"):
+            estimator.leave_one_out()
 
 
 def test_a_stored_factor_is_used_and_its_result_kept(tmp_path: Path) -> None:

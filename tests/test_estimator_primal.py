@@ -43,17 +43,16 @@ def test_coefficients_are_those_of_ridge(t: int, intercept: bool, stored: bool, 
 def test_dual_and_primal_agree(degree: int, intercept: bool) -> None:
     x, y, weight = rows(t=2)
     dual, primal = (
-        dkrr.KernelRidge(alpha=[0.5, 2.0], kernel="poly", degree=degree, solver=solver, fit_intercept=intercept)
+        dkrr.KernelRidge([0.5, 2.0], kernel="poly", degree=degree, solver=solver, fit_intercept=intercept).fit(
+            x, y, sample_weight=weight
+        )
         for solver in ("cholesky", "primal")
     )
-    for estimator in (dual, primal):
-        estimator.fit(x, y, sample_weight=weight)
     np.testing.assert_allclose(primal.predict(x), dual.predict(x), rtol=1e-9)
     np.testing.assert_allclose(primal.dual_coef_, dual.dual_coef_, rtol=0, atol=1e-9)
     np.testing.assert_array_equal(primal.X_fit_, x)
     assert not hasattr(primal, "coef_")
-    left_out = [estimator.leave_one_out() for estimator in (dual, primal)]
-    np.testing.assert_allclose(left_out[1].residuals, left_out[0].residuals, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(primal.leave_one_out().residuals, dual.leave_one_out().residuals, rtol=0, atol=1e-9)
 
 
 def test_rows_on_disk_are_not_needed_any_more(tmp_path: Path) -> None:

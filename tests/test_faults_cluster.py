@@ -32,8 +32,8 @@ from dkrr.engine.machine import worker_environment
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import ClusterError, DkrrError, WorkerLostError
 from dkrr.fit.fitting import FitSettings, fit_rows
-from dkrr.linalg.cholesky import factorise
-from dkrr.linalg.verify import verify_factor
+from dkrr.linalg.direct import factorise
+from dkrr.linalg.gram import verify_factor
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import Model, load_model
 from dkrr.models.prediction import predict_dataset
@@ -56,7 +56,7 @@ pytestmark = pytest.mark.system
 
 N, TILE, NEW = 1500, 128, 500
 NUM_TILES = 78
-SLOWLY = "cholesky.tile.after_write:1:sleep=0.1"
+SLOWLY = "compute.cholesky.tile:1:sleep=0.1"
 """Four seconds on two workers: time to interfere with a factorisation."""
 
 
@@ -156,9 +156,9 @@ def once_at(phase: str, done: int, action: Callable[[], None]) -> tuple[Callable
 @pytest.mark.short
 def test_a_worker_is_killed_in_every_phase(rows_folder: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     """SIGKILL between two writes, before the temporary file takes its name, and while a block is predicted."""
-    sites = ["gram.tile.after_compute", "chunk.mid_write", "cholesky.tile.after_write", "solve.block.after_compute"]
+    sites = ["compute.gram.tile", "write*/c/*", "compute.cholesky.tile", "compute.solve.block"]
     fit, once = Fit(rows_folder, tmp_path / "fit"), tmp_path / "once"
-    with cluster(";".join(f"{site}:@9:sigkill" for site in sites) + ";predict.*:1:sigkill", once) as client:
+    with cluster(";".join(f"{site}:@9:sigkill" for site in sites) + ";compute.predict.*:1:sigkill", once) as client:
         fit.run(client)
     # a worker comes by the ninth block of a solve only where it has had most of them
     assert {path.name for path in once.iterdir()} >= {"0", "1", "2", "4"}
@@ -183,7 +183,7 @@ def test_a_worker_that_stands_still_is_replaced(
     fit, once = Fit(rows_folder, tmp_path / "fit"), tmp_path / "once"
     with (
         dask.config.set({"distributed.scheduler.worker-ttl": "2s"}),
-        cluster("cholesky.tile.after_compute:@10:sigstop", once) as client,
+        cluster("compute.cholesky.tile:@10:sigstop", once) as client,
     ):
         fit.run(client)
         assert list(once.iterdir())
@@ -196,9 +196,7 @@ def test_a_zombie_that_wakes_up_writes_what_was_there(
     """Stopped right before it writes a tile, given up by the scheduler, without a nanny; woken when all is done."""
     fit, once = Fit(rows_folder, tmp_path / "fit"), tmp_path / "once"
     with (
-        foreign_cluster(
-            tmp_path / "scheduler", "cholesky.tile.after_compute:@10:sigstop", once, nannies=False
-        ) as processes,
+        foreign_cluster(tmp_path / "scheduler", "compute.cholesky.tile:@10:sigstop", once, nannies=False) as processes,
         Client(processes.address, set_as_default=False) as client,
     ):
         client.wait_for_workers(2, timeout=60)
@@ -231,7 +229,7 @@ def test_a_writer_that_wakes_up_after_all_is_done_writes_the_same_bytes(tmp_path
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     zombie = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path / "rows.zarr"), factor.location],
-        env=environment | {"DKRR_FAILPOINTS": "chunk.mid_write:@7:sigstop"},
+        env=environment | {"DKRR_FAILPOINTS": "write*/c/*:@7:sigstop"},
     )
     try:
         _, status = os.waitpid(zombie.pid, os.WUNTRACED)
@@ -268,7 +266,7 @@ def test_a_task_that_kills_every_worker_is_given_up(
 ) -> None:
     """As a task does whose memory is too small."""
     fit = Fit(rows_folder, tmp_path / "fit")
-    with cluster("cholesky.tile.before_read:1:sigkill") as client, pytest.raises(WorkerLostError) as caught:
+    with cluster("compute.cholesky.tile:1:sigkill") as client, pytest.raises(WorkerLostError) as caught:
         fit.run(client)
     assert caught.value.key == (0, 0)
     assert "lower tile_size or raise memory_limit" in caught.value.hint
@@ -282,7 +280,7 @@ def test_a_task_that_kills_every_worker_is_given_up(
 def test_faults_at_random(seed: int, rows_folder: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     """Whatever happens ends in B or in a typed error, and a few more attempts end in B."""
     fit = Fit(rows_folder, tmp_path / "fit")
-    rules = "chunk.*:0.002:eio;chunk.mid_write:0.005:enospc;cholesky.*:0.005:memoryerror;*:0.0005:sigkill"
+    rules = "*/c/*:0.002:eio;write*/c/*:0.005:enospc;compute.cholesky.*:0.005:memoryerror;*/c/*:0.0005:sigkill"
     ends = []
     for number in range(20):
         with cluster(f"seed={100 * seed + number};{rules}") as client:
@@ -405,7 +403,7 @@ def test_a_command_may_be_told_to_end_at_any_moment(expected: Any, tmp_path: Pat
 
 def test_of_two_fits_at_once_the_second_is_locked_out(expected: Any, tmp_path: Path) -> None:
     job = Job(tmp_path / "job")
-    first = job.command(failpoints="cholesky.tile.after_write:1:sleep=5").start()
+    first = job.command(failpoints="compute.cholesky.tile:1:sleep=5").start()
     job.wait_for_tiles(1, first)
     second = job.command().run()
     assert second.code == 8, second.err
@@ -440,7 +438,7 @@ def test_a_stopped_command_is_replaced_and_then_ends_with_8(expected: Any, tmp_p
 
 def test_a_full_disk_ends_with_3_and_the_bytes_that_are_missing(expected: Any, tmp_path: Path) -> None:
     job = Job(tmp_path / "job")
-    ended = job.command(failpoints="cholesky.tile.after_compute:1:enospc").run()
+    ended = job.command(failpoints="compute.cholesky.tile:1:enospc").run()
     assert ended.code == 3, ended.err
     assert f"about {NUM_TILES * (8 * TILE**2 + 4):,} bytes are still to be written" in ended.err
     ended = job.command().run()
@@ -450,7 +448,7 @@ def test_a_full_disk_ends_with_3_and_the_bytes_that_are_missing(expected: Any, t
 
 def test_too_little_memory_ends_with_3_and_a_smaller_tile(expected: Any, tmp_path: Path) -> None:
     job = Job(tmp_path / "job")
-    ended = job.command(failpoints="cholesky.tile.before_read:1:memoryerror").run()
+    ended = job.command(failpoints="compute.cholesky.tile:1:memoryerror").run()
     assert ended.code == 3, ended.err
     assert f"tiles of {TILE}" in ended.err
     assert f"tile_size = {TILE // 2}" in ended.err
@@ -464,7 +462,7 @@ def test_an_interrupted_prediction_publishes_nothing(tmp_path: Path) -> None:
     assert job.command().run().code == 0
     output = tmp_path / "p.npy"
     arguments = ["predict", str(job.folder / "runs/job"), "generate:friedman?n=300&d=5&seed=1", "-o", str(output)]
-    process = Command(arguments, failpoints="predict.block.after_compute:1:sleep=20").start()
+    process = Command(arguments, failpoints="compute.predict.block:1:sleep=20").start()
     wait_until(
         lambda: process.poll() is not None or list(tmp_path.glob("p.npy.work/result.zarr/predictions/zarr.json"))
     )

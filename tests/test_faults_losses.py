@@ -70,7 +70,7 @@ def test_a_killed_fit_goes_on_where_it_was(loss: str, tmp_path: Path) -> None:
     whole = result_of(fit(write(tmp_path / "whole", loss)))
     folder, gaps, kills = write(tmp_path / "killed", loss), [1.0], 2
     for _ in range(kills):
-        done = fit(folder, "loss.checkpoint.after_write:@3:sigkill")
+        done = fit(folder, "written*/loss-*.npy:@3:sigkill")
         assert done.returncode == -signal.SIGKILL, done.stderr
         (left,) = (folder / "run").glob("loss-*.npy")
         gaps.append(gap_of(loss, np.load(left)[:, -1]))

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from dkrr.dataset import ingest, open_dataset, prepare_rows
-from dkrr.dataset.destination import storage_errors
 from dkrr.errors import (
     DamagedChunkError,
     DataError,
@@ -29,13 +28,12 @@ from dkrr.errors import (
 )
 from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.linalg.blocks import BlockColumns
-from dkrr.linalg.cholesky import factorise
-from dkrr.linalg.direct import CholeskyFactor, CholeskySolver
+from dkrr.linalg.direct import CholeskyFactor, CholeskySolver, factorise
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import Model, load_model
 from dkrr.models.prediction import predict_dataset, score_dataset
-from dkrr.store.files import join, remove_array
+from dkrr.store.files import join, remove_array, storage_errors
 from dkrr.tiles import TileMatrix
 from tests.faults import (
     DAMAGES,
@@ -158,16 +156,16 @@ def undisturbed(gram: str = "stored") -> tuple[Any, ...]:
 @pytest.mark.parametrize(
     ("site", "action"),
     [
-        ("chunk.before_read", "estale"),
-        ("chunk.before_write", "eio"),
-        ("chunk.mid_write", "enospc"),
-        ("chunk.after_write", "eio"),
+        ("read*/c/*", "estale"),
+        ("draft*/c/*", "eio"),
+        ("write*", "enospc"),
+        ("written*/c/*", "eio"),
     ],
 )
 @pytest.mark.parametrize("gram", ["stored", "on_the_fly"])
 def test_every_access_of_a_fit_may_fail_once(gram: str, site: str, action: str, tmp_path: Path) -> None:
     """A task tries again, so that one failure within a task is not even noticed; elsewhere it ends the fit with E."""
-    for number in range(1, 1000, 13 if site == "chunk.before_read" else 3):
+    for number in range(1, 1000, 13 if site == "read*/c/*" else 3):
         fit = Fit(tmp_path / str(number), gram=gram)
         with failing_at(f"{site}:@{number}:{action}") as points:
             outcome = attempt(lambda fit=fit: (fit.run(), fit.predict()), "B")
@@ -181,10 +179,10 @@ def test_every_access_of_a_fit_may_fail_once(gram: str, site: str, action: str, 
         pytest.fail("the fault never stopped firing")
 
 
-@pytest.mark.parametrize("site", ["gram.tile.after_compute", "cholesky.tile.before_read", "solve.block.after_compute"])
+@pytest.mark.parametrize("site", ["gram.tile", "cholesky.tile", "solve.block"])
 def test_memory_errors_name_the_tile_size_and_a_smaller_one(site: str, tmp_path: Path) -> None:
     fit = Fit(tmp_path / "fit")
-    with failing_at(f"{site}:@2:memoryerror"), pytest.raises(MemoryBudgetError) as caught:
+    with failing_at(f"compute.{site}:@2:memoryerror"), pytest.raises(MemoryBudgetError) as caught:
         fit.run()
     assert caught.value.tile_size == TILE
     assert "tile_size = 16" in caught.value.hint
@@ -197,7 +195,7 @@ def test_memory_errors_name_the_tile_size_and_a_smaller_one(site: str, tmp_path:
 def test_a_nan_in_a_result_is_never_written(site: str, tmp_path: Path) -> None:
     fit = Fit(tmp_path / "fit")
     number = 1 if site == "predict.block" else 2
-    with failing_at(f"{site}.after_compute:@{number}:nan") as points:
+    with failing_at(f"compute.{site}:@{number}:nan") as points:
         outcome = attempt(lambda: (fit.run(), fit.predict()), "B")
     assert outcome == ("E" if points.rules[0].visits else "B")
     fit.run()
@@ -292,7 +290,7 @@ def test_a_bit_that_flips_in_memory_never_gives_a_wrong_answer(seed: int, tmp_pa
     expected, factor = tiles(system, tmp_path / "right"), tiles(system, tmp_path / "L")
     factorise(system, expected, InTurn())
     right = solve(system, expected)
-    with failing_at(f"seed={seed};cholesky.*.after_compute:@{seed + 1}:bitflip"):
+    with failing_at(f"seed={seed};compute.cholesky.*:@{seed + 1}:bitflip"):
         try:
             factorise(system, factor, InTurn())
             found = solve(system, factor)
@@ -317,9 +315,9 @@ def solve(system: RidgeOperator, factor: TileMatrix, store: Any = None) -> np.nd
     try:
         with storage_errors(store):
             rhs = BlockColumns.create(store, "rhs", system.grid, 2, "float64")
-            for i, panel in rhs.blocks():
-                if not rhs.is_valid(i, panel):
-                    rhs.write(i, panel, values[system.grid.span(i)])
+            for i in range(system.grid.num_tiles):
+                if not rhs.is_valid(i, 0):
+                    rhs.write(i, 0, values[system.grid.span(i)])
             work = Workspace(store="", executor=InTurn(), blas="test")
             u = CholeskyFactor(solver=CholeskySolver(), operator=system, factor=factor, workspace=work).solve(rhs)[0]
             return np.vstack([u.read_rows(i) for i in range(system.grid.num_tiles)])
@@ -389,10 +387,10 @@ def test_a_fault_during_the_recovery_from_damage(damage: str, fault: str, tmp_pa
         swap(folder / "1/0", folder / "1/1")
     else:
         DAMAGES[damage](folder / "1/0")
-    with failing_at(f"cholesky.tile.*:1:{fault}") as points:
+    with failing_at(f"compute.cholesky.tile:1:{fault}") as points:
         assert attempt(fit.run, "B") == "E"
     assert points.rules[0].visits
-    with failing_at("chunk.mid_write:@2:eio"):
+    with failing_at("write*:@2:eio"):
         attempt(fit.run, "B")
     fit.run()
     assert fit.state() == undisturbed()
@@ -400,7 +398,7 @@ def test_a_fault_during_the_recovery_from_damage(damage: str, fault: str, tmp_pa
 
 @pytest.mark.parametrize(
     ("name", "interrupted_at"),
-    [("rhs", "solve.block.before_read"), ("z", "model.before_pointer"), ("u", "model.before_pointer")],
+    [("rhs", "compute.solve.block"), ("z", "write*/model.zarr"), ("u", "write*/model.zarr")],
 )
 @pytest.mark.parametrize("damage", [*DAMAGES, "swapped"])
 def test_damage_to_an_interrupted_solve(name: str, interrupted_at: str, damage: str, tmp_path: Path) -> None:
@@ -456,7 +454,7 @@ def test_damage_never_changes_a_prediction(part: str, damage: str, tmp_path: Pat
     data = ingest(x, tmp_path / "rows.zarr", y=x[:, :1], rows_per_chunk=1024)
     kernel = operator(data).kernel
     solution = _some_solution()
-    from dkrr.linalg.predict import ArrayRows
+    from dkrr.linalg.products import ArrayRows
 
     coefficients = rng.standard_normal((n, 1))
     model = Model(kernel=kernel, x_fit=ArrayRows(x), dual_coef=ArrayRows(coefficients), solution=solution)

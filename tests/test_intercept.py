@@ -38,6 +38,28 @@ def expected(weight: np.ndarray | None, alpha: Any = 0.1, y: np.ndarray = Y) -> 
     return dual_coef, KERNEL(Z, X) @ dual_coef + b
 
 
+@pytest.mark.parametrize("alphas", [0.1, [0.1, 3.0]], ids=str)
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "nystrom"])
+def test_every_way_agrees_with_the_dense_bordered_system(way: str, alphas: Any) -> None:
+    options, tolerance = WAYS[way]
+    weight = None if alphas == 0.1 else WEIGHT
+    est = KernelRidge(**RBF | {"alpha": alphas}, **options).fit(X, Y, sample_weight=weight)
+    coefficients, values = expected(weight, alphas)
+    np.testing.assert_allclose(est.dual_coef_, coefficients, rtol=0, atol=tolerance * np.abs(coefficients).max())
+    np.testing.assert_allclose(est.predict(Z), values, rtol=0, atol=100 * tolerance)
+    # s^T u is the sum of the coefficients, with weights and without
+    sums = est.dual_coef_.sum(axis=0)
+    assert np.abs(sums).max() < (1e-6 if way == "float32" else 1e-13) * np.abs(est.dual_coef_).sum(axis=0).min()
+    assert weight is None or not est.dual_coef_[weight == 0].any()
+    assert max(est.solution_.backward_error) <= (1e-6 if way == "float32" else 1e-11)
+    # a number that is added to the targets is added to the intercept; the sum rounds 7e-9 of y away
+    again = KernelRidge(**RBF | {"alpha": alphas}, **options).fit(X, Y + 2.0**26, sample_weight=weight)
+    np.testing.assert_allclose(
+        again.dual_coef_, coefficients, rtol=0, atol=max(tolerance, 1e-6) * np.abs(coefficients).max()
+    )
+    np.testing.assert_allclose(again.intercept_, est.intercept_ + 2.0**26, rtol=0, atol=100 * tolerance)
+
+
 @pytest.mark.parametrize("options", [{}, {"tile_size": 90}, {"solver": "cg"}], ids=str)
 def test_a_precomputed_matrix(options: dict[str, Any]) -> None:
     est = KernelRidge(alpha=0.1, kernel="precomputed", fit_intercept=True, **options)

@@ -18,9 +18,9 @@ import dkrr.models.model
 from dkrr import KernelRidge, Model, load_model
 from dkrr.dataset import Scaling
 from dkrr.errors import DamagedChunkError, DataError, ParameterError, StoreError
-from dkrr.linalg.predict import ArrayRows
+from dkrr.linalg.products import ArrayRows
 from dkrr.store.documents import write_manifest
-from tests.reference import dense_predict, reference_kernel
+from tests.reference import reference_kernel
 
 RNG = np.random.default_rng(5)
 X = RNG.standard_normal((120, 4))
@@ -54,7 +54,7 @@ def whitened() -> tuple[Model, np.ndarray]:
         provenance={"alpha": [1.0], "note": "x"},
     )
     rows = (Z - X.mean(0)) / X.std(0)
-    values = dense_predict(reference_kernel({"kernel": "laplacian", "gamma": 0.2}, rows, X), fit.dual_coef_)
+    values = reference_kernel({"kernel": "laplacian", "gamma": 0.2}, rows, X) @ fit.dual_coef_
     return model, values * [2.0, 0.5] + [3.0, -1.0]
 
 

@@ -66,14 +66,10 @@ def reference() -> np.ndarray:
     return KernelRidge(**REFERENCE).fit(X, Y, sample_weight=WEIGHT).dual_coef_
 
 
-@pytest.mark.parametrize("tile_size", [1, 40, 201, 202, 402, 403, 404, 1000])
+@pytest.mark.parametrize("tile_size", [31, 202, 402, 403, 1000])
 def test_tile_size_does_not_matter(tile_size: int, reference: np.ndarray) -> None:
-    rows = slice(0, 15) if tile_size == 1 else slice(None)
-    expected = reference
-    if tile_size == 1:
-        expected = KernelRidge(**REFERENCE).fit(X[rows], Y[rows], sample_weight=WEIGHT[rows]).dual_coef_
-    fit = KernelRidge(**REFERENCE, tile_size=tile_size).fit(X[rows], Y[rows], sample_weight=WEIGHT[rows])
-    assert_same(fit.dual_coef_, expected, 1e-10)
+    fit = KernelRidge(**REFERENCE, tile_size=tile_size).fit(X, Y, sample_weight=WEIGHT)
+    assert_same(fit.dual_coef_, reference, 1e-10)
 
 
 @pytest.mark.parametrize("chunks", [((403,), (6,)), (50, 6), (1000, 1), ((1, 400, 2), (2, 4))])

@@ -16,6 +16,7 @@ from dkrr.engine.cluster import checked_executor
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import DataError, StoreError, StoreMismatchError
 from dkrr.models.prediction import predict_dataset, predict_variance, score_dataset
+from tests.faults import failing_at
 
 RNG = np.random.default_rng(2)
 X = RNG.standard_normal((150, 4))
@@ -77,12 +78,7 @@ def test_a_block_that_is_lost_or_damaged_alone_is_computed_again(
     np.testing.assert_array_equal(result.read(0, 400), expected)
     assert {path for path, time in before.items() if path.stat().st_mtime_ns != time} == {lost, damaged}
 
-    def spoil(site: str, block: Any = None) -> None:
-        if site == f"{phase}.block.after_compute":
-            block[0, 0] = np.nan
-
-    monkeypatch.setattr(dkrr.models.prediction, "failpoint", spoil)
-    with pytest.raises(DataError, match="are not finite"):
+    with failing_at(f"compute.{phase}.block:1:nan"), pytest.raises(DataError, match="are not finite"):
         function(model, dataset, str(tmp_path / "other"), InProcessExecutor())
 
 

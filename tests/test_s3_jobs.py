@@ -110,9 +110,13 @@ def test_an_interrupted_run_ends_with_the_bytes_of_a_local_one(
     assert chunks(store) == chunks(here.store)
     assert found.relative_residual == expected.relative_residual
     assert found.score == expected.score
-    for job, name in ((here, "here.npy"), (there, "there.npy")):
-        predict_job(join(job.directory, "model.zarr"), str(tmp_path / "d.zarr"), str(tmp_path / name))
-    assert (tmp_path / "there.npy").read_bytes() == (tmp_path / "here.npy").read_bytes()
+    data = bucket.url("data/d.zarr")
+    for job, output in ((here, str(tmp_path / "p.npy")), (there, bucket.url("out/p.npy"))):
+        predict_job(join(job.directory, "model.zarr"), data, output)
+    assert read_key(bucket.url("out"), "p.npy") == (tmp_path / "p.npy").read_bytes()
+    # what was locked on objects says that it is free
+    assert bucket.listing("out") == ["p.npy", "p.npy.json", "p.npy.work.lock"]
+    assert evaluate_job(join(run, "model.zarr"), data)["r2"] > 0.9
     assert verify(run) == []
     again_summary = fit_job(there)
     assert again_summary.tiles_computed == 0
@@ -156,18 +160,3 @@ def test_objects_that_were_deleted_or_cut_are_made_again(make: Callable[[str], J
     delete_key(there.directory, "result.json")
     fit_job(there)
     assert chunks(store) == whole
-
-
-def test_predictions_and_scores_from_an_address(make: Callable[[str], JobSpec], bucket: Bucket, address: str) -> None:
-    there = make("there")
-    fit_job(there)
-    model = join(there.directory, "model.zarr")
-    with distributed.Client(address):
-        scores = evaluate_job(model, bucket.url("data/d.zarr"))
-        assert predict_job(model, bucket.url("data/d.zarr"), bucket.url("out/p.npy")).num_rows == 500
-        assert predict_job(model, bucket.url("data/d.zarr"), bucket.url("out/p.zarr")).num_rows == 500
-    assert scores["r2"] > 0.9
-    left = {key for key in bucket.listing("out") if not key.startswith("p.zarr/")}
-    # what was locked on objects says that it is free
-    assert left == {"p.npy", "p.npy.json", "p.npy.work.lock", "p.zarr.json", "p.zarr.work.lock"}
-    assert not [key for key in bucket.listing() if "partial" in key or ".work/" in key]

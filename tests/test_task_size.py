@@ -52,7 +52,7 @@ def scales(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scales]:
 
     monkeypatch.setattr(InProcessExecutor, "run", weighed)
     monkeypatch.setattr(InProcessExecutor, "num_threads", 2)  # so that graphs are those of workers, with split sums
-    monkeypatch.setattr("dkrr.linalg.passes.InProcessExecutor", NoExecutor)  # and vectors go through the store
+    monkeypatch.setattr("dkrr.linalg.workspace.InProcessExecutor", NoExecutor)  # and vectors go through the store
     yield found
     for name, size in sorted(found.most.items()):
         print(f"{name}: {size:,} bytes")

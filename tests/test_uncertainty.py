@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import dask.array as da
 import numpy as np
 import pytest
 from sklearn.gaussian_process import GaussianProcessRegressor
@@ -13,7 +15,6 @@ from sklearn.gaussian_process.kernels import RBF, Matern
 
 import dkrr
 from dkrr.errors import DataError, NumericalError, ParameterError, StoreError
-from dkrr.linalg.leave_one_out import conformal_rank
 from dkrr.models import uncertainty
 from tests.reference import reference_kernel
 
@@ -101,109 +102,94 @@ def test_std_with_weights_intercept_and_an_alpha_a_target(tmp_path: Path, interc
     np.testing.assert_allclose(noise, np.tile(again.sigma2 * alpha, (60, 1)), rtol=1e-9)
 
 
-@pytest.mark.parametrize("scale", [1e-60, 1e-20, 1e-5])
-def test_standard_deviations_scale_with_the_targets_whatever_the_size_of_the_kernel(scale: float) -> None:
+def test_a_standard_deviation_scales_with_the_targets_or_is_refused() -> None:
     rng = np.random.default_rng(2)
     x = rng.random((60, 3))
     y = np.sin(4 * x[:, 0]) + x[:, 1]
     usual = dkrr.KernelRidge(0.3).fit(x, y)
-    wanted, ends = usual.predict(x[:3], return_std=True)[1], usual.predict_interval(x[:3], method="gaussian")
-    # sigma2 is scale^4, the variance of f over sigma2 is scale^-2
-    other = dkrr.KernelRidge(0.3 / scale**2).fit(x / scale, y * scale)
-    np.testing.assert_allclose(other.predict(x[:3] / scale, return_std=True)[1], wanted * scale, rtol=1e-10)
-    for found, expected in zip(other.predict_interval(x[:3] / scale, method="gaussian"), ends, strict=True):
-        np.testing.assert_allclose(found, expected * scale, rtol=1e-10)
+    wanted = usual.predict(x[:3], return_std=True)[1]
+    for scale in (1e-60, 1e-5):  # sigma2 is scale^4, the variance of f over sigma2 is scale^-2
+        other = dkrr.KernelRidge(0.3 / scale**2).fit(x / scale, y * scale)
+        np.testing.assert_allclose(other.predict(x[:3] / scale, return_std=True)[1], wanted * scale, rtol=1e-10)
+    for size, targets in ((1e70, 1e-100), (1e-90, 1e100)):  # a sigma2 beyond float64
+        est = dkrr.KernelRidge(0.3 * size**2).fit(size * x, targets * y)
+        for ask in (lambda: est.predict(size * x, return_std=True), lambda: est.predict_interval(x, method="gaussian")):  # noqa: B023
+            with pytest.raises(NumericalError, match="sigma2 of target 0"):
+                ask()
+        known = usual.predict(x[:2], return_std=True, sigma2=1.0)[1]
+        np.testing.assert_allclose(est.predict(size * x[:2], return_std=True, sigma2=1.0)[1], known * size, rtol=1e-10)
 
 
-@pytest.mark.parametrize(("rows", "targets"), [(1e70, 1e-100), (1e-90, 1e100)])
-def test_a_sigma2_beyond_float64_is_no_standard_deviation_of_zero(rows: float, targets: float) -> None:
-    rng = np.random.default_rng(2)
-    x = rng.random((60, 3))
-    y = np.sin(4 * x[:, 0]) + x[:, 1]
-    est = dkrr.KernelRidge(0.3 * rows**2).fit(rows * x, targets * y)
-    for ask in (
-        lambda: est.predict(rows * x[:2], return_std=True),
-        lambda: est.predict(rows * x[:2], return_std=True, noise=True),
-        lambda: est.predict_interval(rows * x[:2], method="gaussian"),
-    ):
-        with pytest.raises(NumericalError, match="sigma2 of target 0"):
-            ask()
-    wanted = dkrr.KernelRidge(0.3).fit(x, y).predict(x[:2], return_std=True, sigma2=1.0)[1]
-    np.testing.assert_allclose(est.predict(rows * x[:2], return_std=True, sigma2=1.0)[1], wanted * rows, rtol=1e-10)
-
-
-def test_std_reads_paths_and_refuses_what_has_none(tmp_path: Path) -> None:
+def test_std_refuses_what_has_none(tmp_path: Path) -> None:
     x, y, z = data()
-    model = dkrr.KernelRidge(alpha=ALPHA, kernel="rbf", gamma=0.5).fit(x, y)
-    expected = model.predict(z, return_std=True)[1]
+    fit = partial(dkrr.KernelRidge, alpha=ALPHA, kernel="rbf", gamma=0.5)
+    model, centres = fit().fit(x, y), fit(solver="nystrom", solver_params={"num_centers": 20}).fit(x, y)
     np.save(tmp_path / "z.npy", z)
-    np.testing.assert_allclose(model.predict(str(tmp_path / "z.npy"), return_std=True)[1], expected, rtol=1e-12)
-    import dask.array as da
-
-    with pytest.raises(ParameterError, match="standard deviations of a dask array"):
-        model.predict(da.from_array(z), return_std=True)
-    with pytest.raises(DataError, match="NaN"):
-        model.predict(np.where(z > 6, np.nan, z), return_std=True)
-    with pytest.raises(ParameterError, match="sigma2 is"):
-        model.predict(z, return_std=True, sigma2=[1.0, -2.0])
-    gram = dkrr.KernelRidge(kernel="precomputed").fit(reference_kernel({"kernel": "rbf", "gamma": 0.5}, x, x), y)
-    with pytest.raises(ParameterError, match="precomputed matrix has no standard deviation"):
-        gram.predict(np.zeros((2, N)), return_std=True)
-    centres = dkrr.KernelRidge(kernel="rbf", solver="nystrom", solver_params={"num_centers": 20}).fit(x, y)
-    with pytest.raises(ParameterError, match="solver 'nystrom'"):
-        centres.predict(z, return_std=True)
-
-
-class TestStoredFactors:
-    """More rows than are factorised in memory: here any."""
-
-    @pytest.fixture(autouse=True)
-    def few(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(uncertainty, "MAX_DENSE_ROWS", 10)
-
-    def fitted(self, folder: Path, **options: Any) -> tuple[dkrr.KernelRidge, np.ndarray]:
-        x, y, z = data()
-        defaults = {"solver": "cholesky", "precision": "float64", "tile_size": 64, "store": folder / "store"}
-        model = dkrr.KernelRidge(**({"alpha": ALPHA, "kernel": "rbf", "gamma": 0.5} | defaults | options))
-        return model.fit(x, y), z
-
-    def expected(self) -> np.ndarray:
-        x, y, z = data()
-        process = GaussianProcessRegressor(RBF(1.0), alpha=ALPHA, optimizer=None).fit(x, y)
-        return process.predict(z, return_std=True)[1]
-
-    def test_the_factor_of_the_fit_is_found(self, tmp_path: Path) -> None:
-        model, z = self.fitted(tmp_path)
-        np.testing.assert_allclose(model.predict(z, return_std=True, sigma2=1.0)[1], self.expected(), atol=1e-10)
-        assert len(list((tmp_path / "store" / "factors").glob("*.zarr"))) == 1
-        again = pickle.loads(pickle.dumps(model))
-        np.testing.assert_allclose(again.predict(z, return_std=True, sigma2=1.0)[1], self.expected(), atol=1e-10)
-        next((tmp_path / "store" / "factors").glob("*.zarr/c/2/0")).unlink()
-        with pytest.raises(StoreError, match="is not whole: 1 of 6 tiles are missing"):
-            pickle.loads(pickle.dumps(model)).predict(z, return_std=True)
-
-    @pytest.mark.parametrize(
-        "options", [{"store": None}, {"solver": "cg", "precision": "auto"}, {"precision": "float32"}]
+    np.testing.assert_allclose(
+        model.predict(str(tmp_path / "z.npy"), return_std=True)[1], model.predict(z, return_std=True)[1], rtol=1e-12
     )
-    def test_without_a_float64_factor_the_error_names_the_cost(self, tmp_path: Path, options: dict[str, Any]) -> None:
-        model, z = self.fitted(tmp_path, **options)
-        with pytest.raises(StoreError, match=r"needs a float64 Cholesky factor") as error:
-            model.predict(z, return_std=True)
-        assert "1.1e+06 flops" in error.value.hint
-        assert "store=" in error.value.hint
-        assert model.predict(z).shape == (60,)
+    gram = dkrr.KernelRidge(kernel="precomputed").fit(reference_kernel({"kernel": "rbf", "gamma": 0.5}, x, x), y)
+    for asked, rows, options, message in (
+        (model, da.from_array(z), {}, "standard deviations of a dask array"),
+        (model, np.where(z > 6, np.nan, z), {}, "NaN"),
+        (model, z, {"sigma2": [1.0, -2.0]}, "sigma2 is"),
+        (gram, np.zeros((2, N)), {}, "precomputed matrix has no standard deviation"),
+        (centres, z, {}, "solver 'nystrom'"),
+    ):
+        with pytest.raises((ParameterError, DataError), match=message):
+            asked.predict(rows, return_std=True, **options)
+    lower, upper = centres.predict_interval(z)
+    assert (lower < upper).all()
+    with pytest.raises(ParameterError, match=r"no normalised residuals|solver 'nystrom'"):
+        centres.predict_interval(z, 0.9, "normalised")
 
-    def test_after_mixed_the_factor_is_made_once_and_logged(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        model, z = self.fitted(tmp_path, precision="mixed")
-        with caplog.at_level("INFO", logger="dkrr.leave_one_out"):
-            found = model.predict(z, return_std=True, sigma2=1.0)[1]
-            np.testing.assert_array_equal(model.predict(z, return_std=True, sigma2=1.0)[1], found)
-        np.testing.assert_allclose(found, self.expected(), atol=1e-10)
-        assert [record.message for record in caplog.records] == [
-            "a standard deviation needs a float64 factor of 150 rows, which this fit has not"
-        ]
+
+# --- factors of more rows than are factorised in memory: here any -----------------------------------------------------
+
+
+def stored(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Any, np.ndarray, np.ndarray]:
+    """A fit that leaves its factor, further rows, and their standard deviations."""
+    monkeypatch.setattr(uncertainty, "MAX_DENSE_ROWS", 10)
+    x, y, z = data()
+    defaults = {"solver": "cholesky", "precision": "float64", "tile_size": 64, "store": folder / "store"}
+    model = dkrr.KernelRidge(**({"alpha": ALPHA, "kernel": "rbf", "gamma": 0.5} | defaults | options)).fit(x, y)
+    process = GaussianProcessRegressor(RBF(1.0), alpha=ALPHA, optimizer=None).fit(x, y)
+    return model, z, process.predict(z, return_std=True)[1]
+
+
+def test_the_factor_of_the_fit_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, z, expected = stored(tmp_path, monkeypatch)
+    np.testing.assert_allclose(model.predict(z, return_std=True, sigma2=1.0)[1], expected, atol=1e-10)
+    assert len(list((tmp_path / "store" / "factors").glob("*.zarr"))) == 1
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_allclose(again.predict(z, return_std=True, sigma2=1.0)[1], expected, atol=1e-10)
+    next((tmp_path / "store" / "factors").glob("*.zarr/c/2/0")).unlink()
+    with pytest.raises(StoreError, match="is not whole: 1 of 6 tiles are missing"):
+        pickle.loads(pickle.dumps(model)).predict(z, return_std=True)
+
+
+@pytest.mark.parametrize("options", [{"store": None}, {"solver": "cg", "precision": "auto"}, {"precision": "float32"}])
+def test_without_a_float64_factor_the_error_names_the_cost(
+    tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, z, _ = stored(tmp_path, monkeypatch, **options)
+    with pytest.raises(StoreError, match=r"needs a float64 Cholesky factor") as error:
+        model.predict(z, return_std=True)
+    assert "1.1e+06 flops" in error.value.hint
+    assert "store=" in error.value.hint
+    assert model.predict(z).shape == (60,)
+
+
+def test_after_mixed_the_factor_is_made_once_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, z, expected = stored(tmp_path, monkeypatch, precision="mixed")
+    with caplog.at_level("INFO", logger="dkrr.leave_one_out"):
+        found = model.predict(z, return_std=True, sigma2=1.0)[1]
+        np.testing.assert_array_equal(model.predict(z, return_std=True, sigma2=1.0)[1], found)
+    np.testing.assert_allclose(found, expected, atol=1e-10)
+    said = "a standard deviation needs a float64 factor of 150 rows, which this fit has not"
+    assert [record.message for record in caplog.records] == [said]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -221,7 +207,7 @@ def test_intervals_are_those_of_n_refits(tmp_path: Path, path: str, options: dic
         value, deviation = without.predict(x[i : i + 1], return_std=True, sigma2=1.0)
         errors.append(np.abs(y[i] - value[0]))
         ratios.append(errors[-1] / np.sqrt(deviation[0] ** 2 + 0.1 / weight[i]))
-    rank = conformal_rank(len(errors), 0.9) - 1
+    rank = int(np.ceil((len(errors) + 1) * 0.9)) - 1
     values, deviation = model.predict(z, return_std=True, sigma2=1.0, noise=True)
     lower, upper = model.predict_interval(z, 0.9)
     np.testing.assert_allclose(lower, values - np.sort(errors, axis=0)[rank], rtol=1e-7)
@@ -235,18 +221,11 @@ def test_intervals_are_those_of_n_refits(tmp_path: Path, path: str, options: dic
     np.testing.assert_allclose(again.predict_interval(z, 0.9, "normalised")[0], lower, rtol=1e-9)
 
 
-def test_intervals_of_few_rows_and_of_a_nystrom_regression() -> None:
+def test_intervals_of_few_rows() -> None:
     x, y, z = data(12)
     model = dkrr.KernelRidge(alpha=ALPHA, kernel="rbf").fit(x, y)
-    with pytest.raises(ParameterError, match=r"at most 0\.923"):
-        model.predict_interval(z, 0.95)
-    with pytest.raises(ParameterError, match="between 0 and 1"):
-        model.predict_interval(z, 90)
+    for coverage, message in ((0.95, r"at most 0\.923"), (90, "between 0 and 1")):
+        with pytest.raises(ParameterError, match=message):
+            model.predict_interval(z, coverage)
     with pytest.raises(ParameterError, match="no leave-one-out quantiles"):
         dkrr.KernelRidge(kernel="rbf").fit(x, y)._model.predict_interval(z)
-    x, y, z = data()
-    centres = dkrr.KernelRidge(kernel="rbf", solver="nystrom", solver_params={"num_centers": 20}).fit(x, y)
-    lower, upper = centres.predict_interval(z)
-    assert (lower < upper).all()
-    with pytest.raises(ParameterError, match=r"no normalised residuals|solver 'nystrom'"):
-        centres.predict_interval(z, 0.9, "normalised")

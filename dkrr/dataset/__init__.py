@@ -2,12 +2,11 @@
 
 from dkrr.dataset.dataset import Dataset, Generation, open_dataset
 from dkrr.dataset.ingest import append, ingest
-from dkrr.dataset.rows import CheckedRows, Floats, RowArray, default_rows_per_chunk, lazy_rows
+from dkrr.dataset.rows import Floats, RowArray, default_rows_per_chunk, lazy_rows
 from dkrr.dataset.scaling import Scaling, prepare_rows, read_mask, row_hash_fraction
 from dkrr.dataset.writer import drop_generations, keep_last
 
 __all__ = [
-    "CheckedRows",
     "Dataset",
     "Floats",
     "Generation",

@@ -143,7 +143,7 @@ def column_number(table: Table, column: Any, role: str) -> int:
         shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
         raise ParameterError(
             f"{role} {column!r} is not a column of {table.label} ({shown})",
-            hint=did_you_mean(column, names, "use one of its names, or a column number"),
+            hint=did_you_mean(column, names, "use one of its names, or a column number, and check the delimiter"),
         )
     if isinstance(column, bool) or not (is_text or hasattr(type(column), "__index__")):
         raise ParameterError(f"{role} {column!r} is neither a name nor a number", hint="use a column name")

@@ -25,15 +25,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset.columns import target_columns
-from dkrr.dataset.destination import FORMAT, FORMAT_VERSION, array_name, storage_errors
-from dkrr.dataset.rows import DIGEST_ROWS, Floats, RowArray, RowSummary, block_digest, decode_floats, prefix_digest
-from dkrr.errors import DamagedChunkError, DataError, StoreError
+from dkrr.dataset.rows import DIGEST_ROWS, Floats, RowArray, RowSummary, damaged, decode_floats, prefix_digest
+from dkrr.errors import DataError, StoreError
 from dkrr.markup import lines_text, named
 from dkrr.store.documents import refuse_links
-from dkrr.store.files import check_place, local_root, read_json
+from dkrr.store.files import check_place, local_root, read_json, storage_errors
+
+FORMAT = "dataset"
+FORMAT_VERSION = 1
 
 Part = Literal["X", "y", "weight"]
 Mask = NDArray[np.bool_]
+
+
+def array_name(part: str, version: int) -> str:
+    """What the array of a part is called in the group: ``X``, and ``X-2`` in version 2."""
+    return part if version == 1 else f"{part}-{version}"
+
+
+def attributes_of(location: Any) -> dict[str, Any] | None:
+    """What the group of a data set at ``location`` says, finished or not; None where there is none."""
+    document = read_json(location, "zarr.json")
+    found = document.get("attributes") if isinstance(document, dict) else None
+    return found if isinstance(found, dict) and found.get("dkrr_format") == FORMAT else None
 
 
 def pack(mask: Mask) -> str:
@@ -190,6 +204,12 @@ class Dataset:
         """Names of the columns that the targets were read from, as far as somebody gave them; () for none."""
         return () if "target_names" in self.made_up else target_columns(self.target_names, self.classes)
 
+    @property
+    def targets(self) -> RowArray:
+        """y (n, t), of no columns where there are no targets."""
+        shape = {"num_rows": self.num_rows, "num_columns": 0, "rows_per_chunk": self.X.rows_per_chunk}
+        return self.y or RowArray.unsaved(self.path, array_name("y", self.version), **shape)
+
     def read(self, start: int, stop: int) -> Floats:
         """Rows ``start`` to ``stop`` of X, (stop - start, d)."""
         return self.X.read(start, stop)
@@ -261,28 +281,16 @@ class Dataset:
         One pass over the data set; memory for one chunk.
         """
         for name, array in self.parts().items():
-            full = self.num_rows // DIGEST_ROWS * DIGEST_ROWS
-            # each chunk is read as few times as its size allows
-            step = max(1, array.rows_per_chunk // DIGEST_ROWS) * DIGEST_ROWS
-            found: list[str] = []
-            for start in range(0, full, step):
-                rows = array.read(start, min(start + step, full))
-                found += [block_digest(rows[first : first + DIGEST_ROWS]) for first in range(0, len(rows), DIGEST_ROWS)]
+            found = RowSummary.of(array).block_digests
             pairs = itertools.zip_longest(found, self.records[name]["block_digests"])
             differing = [number * DIGEST_ROWS for number, (block, known) in enumerate(pairs) if block != known]
             ends = [(item.n, item.digest) for item in self.generations] if name == "X" else []
             for n, digest in [*ends, (self.num_rows, self.records[name]["digest"])]:
                 differing += [n - 1] if self._digest_of_first(n, name) != digest else []
             if differing:
-                index, location = (differing[0] // array.rows_per_chunk, 0), array.array.location
                 reason = f"the digest of rows from {differing[0]} on differs"
-                raise DamagedChunkError(
-                    f"chunk {index} of {location} is damaged ({reason})",
-                    hint="restore it, or ingest the source again",
-                    path=location,
-                    index=index,
-                    reason=reason,
-                )
+                hint = "restore it, or ingest the source again"
+                raise damaged(array.array, differing[0] // array.rows_per_chunk, reason, hint)
 
 
 def open_dataset(path: Any, *, version: int | None = None) -> Dataset:
@@ -305,12 +313,9 @@ def open_dataset(path: Any, *, version: int | None = None) -> Dataset:
     where = str(path) if root is None else str(root)
     refuse_links(path, is_deep=False)
     with storage_errors(path):
-        document = read_json(path, "zarr.json")
-    if document is None:
-        raise StoreError(f"{where} is not a data set (no zarr.json)", hint="check the path, or ingest a source first")
-    attributes = document.get("attributes") if isinstance(document, dict) else None
-    if not isinstance(attributes, dict) or attributes.get("dkrr_format") != FORMAT:
-        raise StoreError(f"{where} is not a data set of dkrr", hint="ingest it first")
+        attributes = attributes_of(path)
+    if attributes is None:
+        raise StoreError(f"{where} is not a data set of dkrr", hint="check the path, or ingest a source first")
     found = attributes.get("format_version")
     if found != FORMAT_VERSION:
         raise StoreError(
@@ -331,11 +336,7 @@ def open_dataset(path: Any, *, version: int | None = None) -> Dataset:
 
 def _from_attributes(path: Any, attributes: dict[str, Any]) -> Dataset:
     records, version, num_rows = attributes["arrays"], int(attributes["version"]), int(attributes["num_rows"])
-    arrays: dict[str, RowArray] = {
-        name: RowArray.open(path, array_name(name, version), num_rows)
-        for name in ("X", "y", "weight")
-        if name in records
-    }
+    arrays = {name: RowArray.open(path, array_name(name, version), num_rows) for name in records}
     names: dict[str, Any] = {name: tuple(attributes[name]) for name in ("feature_names", "target_names", "made_up")}
     for name, known in (("X", names["feature_names"]), ("y", names["target_names"])):
         found = arrays[name].num_columns if name in arrays else 0
@@ -363,11 +364,11 @@ def _fields_of_parts(arrays: Mapping[str, RowArray], records: dict[str, dict[str
     fields: dict[str, Any] = {"records": records}
     for name, suffix in (("X", ""), ("y", "_y"), ("weight", "_weight")):
         record = records.get(name, {"digest": None, "mean": [], "std": []})
-        mean, std = decode_floats(record["mean"]), decode_floats(record["std"])
-        std[std == 0] = 1.0  # a constant column
-        mean.flags.writeable = std.flags.writeable = False
         fields |= {name: arrays.get(name), f"digest{suffix}": record["digest"]}
-        fields |= {f"{name.lower()}_mean": mean, f"{name.lower()}_std": std} if name != "weight" else {}
+        if name != "weight":
+            std = decode_floats(record["std"])  # 0 of a constant column
+            fields |= {f"{name.lower()}_mean": decode_floats(record["mean"])}
+            fields |= {f"{name.lower()}_std": np.where(std == 0, 1.0, std)}
     return fields
 
 

@@ -18,13 +18,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.dataset import destination
 from dkrr.dataset.columns import Column, Layout, did_you_mean, is_number, resolve, target_columns
 from dkrr.dataset.dataset import Dataset, fields_of, open_dataset
 from dkrr.dataset.rows import Floats
 from dkrr.dataset.sources import open_table
 from dkrr.dataset.table import MISSING_MARKS, Header, Table
-from dkrr.dataset.writer import DatasetWriter
+from dkrr.dataset.writer import inspect, tidy, writing
 from dkrr.errors import DataError, ParameterError, StoreError, StoreMismatchError, check_whole
 from dkrr.store.files import check_place, overlaps
 from dkrr.store.lease import hold_lock
@@ -139,7 +138,7 @@ def ingest(
     place = source.path if isinstance(source, Dataset) else source
     if all(isinstance(item, str | os.PathLike) for item in (place, dest)) and overlaps(place, dest):
         raise StoreError(f"{dest} and {place} are, or hold, the same files", hint="choose another destination")
-    state = destination.inspect(dest)  # what is not ours gets no lock beside it
+    state = inspect(dest)  # what is not ours gets no lock beside it
     fitted = open_dataset(dest) if append and state == "complete" else like
     named = [target, features, weight, None if fitted is None else fitted.names]
     text: dict[str, Any] = {"header": header, "delimiter": delimiter, "decimal": decimal, "named": named}
@@ -147,10 +146,10 @@ def ingest(
     with contextlib.ExitStack() as stack:
         if append or state != "complete":  # else rows are compared, and none is written
             stack.enter_context(hold_lock(dest, wait=wait))
-        existing = open_dataset(dest) if destination.inspect(dest) == "complete" else None
+        existing = open_dataset(dest) if inspect(dest) == "complete" else None
         base = existing if append else None
         if base is not None:
-            destination.clear_versions(dest, base.version)
+            tidy(dest)
         like = base or like
         columns: dict[str, Any] = {"target": target, "features": features, "weight": weight}
         if like is not None:
@@ -191,10 +190,10 @@ def ingest(
         options: dict[str, Any] = {
             "rows_per_chunk": rows_per_chunk,
             "num_rows": table.num_rows,
-            "base": base,
+            "before": base,
             "origin": origin,
         }
-        with DatasetWriter(dest, **options, **fields) as writer:
+        with writing(dest, **options, **fields) as writer:
             for block in rows:
                 writer.add(**block)
             return writer.commit(label, rows.dropped)

@@ -57,10 +57,17 @@ class RowArray:
         The Zarr array, chunks ``(rows_per_chunk, k)``.
     num_rows
         Rows in use. The array may be longer: an append that was interrupted leaves rows that nobody counts.
+    check
+        Raises where these are not the rows that were opened, or are gone; what it belongs to lasts as long as they do.
+    every_read
+        Whether ``check`` is called after every read, or only after that of the last row, and of a chunk that is
+        damaged: chunks of other rows may have another size.
     """
 
     array: ChunkArray
     num_rows: int
+    check: Callable[[], None] | None = None
+    every_read: bool = False
 
     @classmethod
     def create(
@@ -80,10 +87,8 @@ class RowArray:
         StoreMismatchError
             An array exists there and differs.
         """
-        array = ChunkArray.create(
-            store, path, shape=(num_rows, num_columns), chunks=(rows_per_chunk, num_columns), attributes=attributes
-        )
-        return cls(array, num_rows)
+        shape, chunks = (num_rows, num_columns), (rows_per_chunk, num_columns)
+        return cls(ChunkArray.create(store, path, shape=shape, chunks=chunks, attributes=attributes), num_rows)
 
     @classmethod
     def open(cls, store: Any, path: str = "", num_rows: int | None = None) -> RowArray:
@@ -162,72 +167,38 @@ class RowArray:
         Raises
         ------
         DamagedChunkError
-            A chunk is missing or damaged, or holds NaN where a row should be.
+            A chunk is missing or damaged, or holds NaN where a row should be; besides what ``check`` raises.
         """
         if not 0 <= start <= stop <= self.num_rows:
             raise IndexError(f"rows {start} to {stop} of {self.array.location}; it has {self.num_rows}")
-        shape = (stop - start, self.num_columns)
-        if out is None:
-            out = np.empty(shape)
-        elif out.shape != shape or out.dtype != np.float64:
-            raise ValueError(f"out is {out.shape} {out.dtype}; {shape} float64 expected")
-        for i in range(start // self.rows_per_chunk, -(-stop // self.rows_per_chunk)):
-            first, end = self.span(i)
-            first, last = max(first, start), min(end, stop)
-            part = out[first - start : last - start]
-            # no name for the chunk: its pages are unmapped as soon as they are copied
-            offset = i * self.rows_per_chunk
-            np.copyto(part, self.array.read((i, 0))[first - offset : last - offset])
-            if np.isnan(part).any():
-                reason = f"row {first + int(np.argmax(np.isnan(part).any(axis=1)))} was never written"
-                raise DamagedChunkError(
-                    f"chunk ({i}, 0) of {self.array.location} is damaged ({reason})",
-                    hint="write it again, or restore it",
-                    path=self.array.location,
-                    index=(i, 0),
-                    reason=reason,
-                )
+        is_due, out = True, np.empty((stop - start, self.num_columns)) if out is None else out
+        try:
+            for first, last in self.blocks(first=start, end=stop) if self.num_columns else ():
+                # no name for the chunk: its pages are unmapped as soon as they are copied
+                i, part = first // self.rows_per_chunk, out[first - start : last - start]
+                offset = i * self.rows_per_chunk
+                np.copyto(part, self.array.read((i, 0))[first - offset : last - offset])
+                if np.isnan(part).any():
+                    reason = f"row {first + int(np.argmax(np.isnan(part).any(axis=1)))} was never written"
+                    raise damaged(self.array, i, reason, "write it again, or restore it")
+            is_due = self.every_read or stop == self.num_rows
+        finally:
+            if self.check is not None and is_due:
+                self.check()
         return out
 
     def write_chunk(self, i: int, block: Floats) -> None:
         """Write chunk ``i`` atomically; ``block`` holds its real rows, a ragged last chunk is padded with NaN."""
-        start, stop = self.span(i)
-        if block.shape != (stop - start, self.num_columns):
-            raise ValueError(f"block {block.shape}; {(stop - start, self.num_columns)} expected for chunk {i}")
-        if block.shape[0] < self.rows_per_chunk:
-            padded = np.full(self.array.chunks, np.nan)
-            padded[: block.shape[0]] = block
-            block = padded
+        if len(block) < self.rows_per_chunk:
+            missing = np.full((self.rows_per_chunk - len(block), self.num_columns), np.nan)
+            block = np.concatenate([block, missing])
         self.array.write((i, 0), np.ascontiguousarray(block, dtype=self.array.numpy_dtype))
 
 
-@dataclass(frozen=True)
-class CheckedRows(RowArray):
-    """Rows on disk of which a check says that they are still those that were opened, and that they are still there.
-
-    Parameters
-    ----------
-    check
-        Raises where they are not; what it belongs to lasts as long as these rows.
-    every_read
-        Whether it is called after every read, or only after that of the last row, and of a chunk that is damaged:
-        chunks of other rows may have another size.
-    """
-
-    check: Callable[[], None]
-    every_read: bool = False
-
-    def read(self, start: int, stop: int, out: Floats | None = None) -> Floats:
-        """Rows ``start`` to ``stop``; raises what :meth:`RowArray.read` and the check raise."""
-        is_asked = self.every_read or stop == self.num_rows
-        try:
-            return super().read(start, stop, out)
-        except DamagedChunkError:
-            is_asked = True
-            raise
-        finally:
-            if is_asked:
-                self.check()
+def damaged(array: ChunkArray, i: int, reason: str, hint: str) -> DamagedChunkError:
+    """The error of chunk ``i`` of rows, whose bytes are whole, and the rows are not."""
+    text = f"chunk ({i}, 0) of {array.location} is damaged ({reason})"
+    return DamagedChunkError(text, hint=hint, path=array.location, index=(i, 0), reason=reason)
 
 
 def lazy_rows(rows: RowArray) -> Any:
@@ -250,8 +221,8 @@ DIGEST_ROWS = 1024
 
 def block_digest(rows: Floats) -> str:
     """SHA-256 of the little-endian float64 values of ``rows`` in C order."""
-    values: Any = np.ascontiguousarray(rows, dtype="<f8")
-    return hashlib.sha256(memoryview(values).cast("B")).hexdigest()
+    values: Any = np.ascontiguousarray(rows, dtype="<f8").reshape(-1)
+    return hashlib.sha256(values).hexdigest()
 
 
 def prefix_digest(block_digests: Sequence[str], tail: Floats) -> str:
@@ -264,8 +235,6 @@ def prefix_digest(block_digests: Sequence[str], tail: Floats) -> str:
     tail : (m, k)
         The rows after the last full block, m < 1,024; may be empty.
     """
-    if len(tail) >= DIGEST_ROWS:
-        raise ValueError(f"tail has {len(tail)} rows; fewer than {DIGEST_ROWS} expected")
     num_rows = len(block_digests) * DIGEST_ROWS + len(tail)
     digest = hashlib.sha256(f"dkrr rows {num_rows} x {tail.shape[1]}\n".encode())
     for value in block_digests:
@@ -345,10 +314,9 @@ class Moments:
 
 
 class RowSummary:
-    """Running digest and moments of rows with ``num_columns`` columns; digests can be left out."""
+    """Running digest and moments of rows with ``num_columns`` columns."""
 
-    def __init__(self, num_columns: int, *, digests: bool = True) -> None:
-        self._has_digests = digests
+    def __init__(self, num_columns: int) -> None:
         self.block_digests: list[str] = []
         self._moments = Moments(0, np.zeros(num_columns), np.zeros(num_columns))
         self._tail = np.empty((0, num_columns))
@@ -371,10 +339,12 @@ class RowSummary:
         stop: int | None = None,
         *,
         without: NDArray[np.bool_] | None = None,
-        digests: bool = True,
     ) -> RowSummary:
-        """Of rows ``start`` to ``stop`` of an array, but for those that ``without`` (n,) leaves out."""
-        summary = cls(array.num_columns, digests=digests)
+        """Of rows ``start`` to ``stop`` of an array, but for those that ``without`` (n,) leaves out.
+
+        Cost: reads those rows once; memory for one chunk.
+        """
+        summary = cls(array.num_columns)
         for first, last in array.blocks(first=start, end=stop):
             rows = array.read(first, last)
             summary.add(rows if without is None else rows[~without[first:last]])
@@ -386,8 +356,7 @@ class RowSummary:
         full = len(rows) // DIGEST_ROWS * DIGEST_ROWS
         for start in range(0, full, DIGEST_ROWS):
             block = rows[start : start + DIGEST_ROWS]
-            if self._has_digests:
-                self.block_digests.append(block_digest(block))
+            self.block_digests.append(block_digest(block))
             self._moments = self._moments.merge(Moments.of(block))
         self._tail = rows[full:].copy()
 
@@ -425,8 +394,5 @@ def decode_floats(values: list[float | None]) -> Floats:
 def row_moments(
     array: RowArray, start: int = 0, stop: int | None = None, *, without: NDArray[np.bool_] | None = None
 ) -> Moments:
-    """Moments of rows ``start`` to ``stop`` of an array, but for those that ``without`` (n,) leaves out.
-
-    Cost: reads those rows once; memory for one chunk.
-    """
-    return RowSummary.of(array, start, stop, without=without, digests=False).moments()
+    """Moments of rows ``start`` to ``stop`` of an array, but for those that ``without`` (n,) leaves out."""
+    return RowSummary.of(array, start, stop, without=without).moments()

@@ -6,6 +6,7 @@ these rows continue; they are stored and travel with the model.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from dataclasses import dataclass, fields
@@ -14,13 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.dataset import destination
 from dkrr.dataset.columns import column_number, is_number
 from dkrr.dataset.dataset import Dataset, Mask, fields_of, open_dataset
 from dkrr.dataset.rows import Floats, Moments, row_moments
 from dkrr.dataset.sources import open_table
 from dkrr.dataset.table import Header
-from dkrr.dataset.writer import DatasetWriter
+from dkrr.dataset.writer import inspect, writing
 from dkrr.errors import DataError, ParameterError, StoreMismatchError
 from dkrr.store.lease import hold_lock
 
@@ -60,9 +60,10 @@ class Scaling:
                 )
 
     @classmethod
-    def from_dataset(cls, dataset: Dataset) -> Scaling:
-        """The statistics of all rows of a data set."""
-        return cls(x_mean=dataset.x_mean, x_std=dataset.x_std, y_mean=dataset.y_mean, y_std=dataset.y_std)
+    def of(cls, x: Moments, y: Moments) -> Scaling:
+        """The statistics of features and targets."""
+        (x_std, y_std) = (np.where(found.std == 0, 1.0, found.std) for found in (x, y))
+        return cls(x_mean=x.mean, x_std=x_std, y_mean=y.mean, y_std=y_std)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Scaling:
@@ -76,32 +77,23 @@ class Scaling:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Scaling) and self.to_dict() == other.to_dict()
 
-    def __hash__(self) -> int:
-        return hash((self.x_mean.tobytes(), self.x_std.tobytes(), self.y_mean.tobytes(), self.y_std.tobytes()))
+    def apply_x(self, X: Floats) -> Floats:
+        """(X - x_mean) / x_std for X (m, d)."""
+        return _changed(X, self.x_mean, self.x_std, "features")
 
-    def apply_x(self, X: Floats, out: Floats | None = None) -> Floats:
-        """(X - x_mean) / x_std for X (m, d); ``out`` may be X."""
-        mean, std = _fitting(X, self.x_mean, self.x_std, "features")
-        return np.asarray(np.divide(np.subtract(X, mean, out=out), std, out=out))
+    def apply_y(self, Y: Floats) -> Floats:
+        """(Y - y_mean) / y_std for Y (m, t), or (m,) with one target."""
+        return _changed(Y, self.y_mean, self.y_std, "targets")
 
-    def apply_y(self, Y: Floats, out: Floats | None = None) -> Floats:
-        """(Y - y_mean) / y_std for Y (m, t), or (m,) with one target; ``out`` may be Y."""
-        mean, std = _fitting(Y, self.y_mean, self.y_std, "targets")
-        return np.asarray(np.divide(np.subtract(Y, mean, out=out), std, out=out))
-
-    def invert_y(self, P: Floats, out: Floats | None = None) -> Floats:
-        """P y_std + y_mean: predictions (m, t), or (m,) with one target, in the units of y; ``out`` may be P."""
-        mean, std = _fitting(P, self.y_mean, self.y_std, "targets")
-        return np.asarray(np.add(np.multiply(P, std, out=out), mean, out=out))
+    def invert_y(self, P: Floats) -> Floats:
+        """P y_std + y_mean: predictions (m, t), or (m,) with one target, in the units of y."""
+        return _changed(P, self.y_mean, self.y_std, "targets", is_back=True)
 
 
-def _fitting(values: Floats, mean: Floats, std: Floats, noun: str) -> tuple[Any, Any]:
-    """Mean and deviation as they are broadcast to values (m, k), or (m,) of one column."""
-    if values.ndim == 1 and mean.size == 1:
-        return mean[0], std[0]
-    if values.shape[1:] != mean.shape:
+def _changed(values: Floats, mean: Floats, std: Floats, noun: str, *, is_back: bool = False) -> Floats:
+    if values.shape[1:] != mean.shape and (values.ndim, mean.size) != (1, 1):
         raise DataError(f"shape {values.shape}; {mean.size} {noun} expected", hint="pass (rows, columns)")
-    return mean, std
+    return np.asarray(values * std + mean if is_back else (values - mean) / std)
 
 
 def prepare_rows(
@@ -163,31 +155,30 @@ def prepare_rows(
         "rows": mask_digest(~mask),
         "scaling": scaling.to_dict() if scaling is not None else "training rows" if standardize else None,
     }
-    if destination.inspect(dest) == "complete":
-        return _reuse(dest, origin)
-    with hold_lock(dest, wait=True):
-        if destination.inspect(dest) == "complete":
+    with contextlib.ExitStack() as stack:
+        if inspect(dest) != "complete":
+            stack.enter_context(hold_lock(dest, wait=True))
+        if inspect(dest) == "complete":
             return _reuse(dest, origin)
         dataset.verify()  # a damaged or exchanged chunk must not be copied under a digest of its own
         if scaling is None and standardize:
-            scaling = Scaling.from_dataset(dataset) if not mask.any() else _training_scaling(dataset, mask)
+            scaling = Scaling.of(*(row_moments(part, without=mask) for part in (dataset.X, dataset.targets)))
         origin |= {
             "resolved": None if scaling is None else scaling.to_dict(),
             "num_rows": dataset.num_rows,
             "scaling_rows": dataset.num_rows if scaling_rows is None else scaling_rows,
         }
         num_rows = int(np.count_nonzero(~mask))
-        with DatasetWriter(dest, **fields_of(dataset), num_rows=num_rows, origin=origin) as writer:
-            for found in dataset.generations:
-                for start, stop in dataset.X.blocks(first=found.start, end=found.n):
-                    rows = {name: part[~mask[start:stop]] for name, part in dataset.read_parts(start, stop).items()}
-                    if scaling is not None:
-                        scaling.apply_x(rows["X"], out=rows["X"])
-                    if scaling is not None and "y" in rows:
-                        scaling.apply_y(rows["y"], out=rows["y"])
-                    writer.add(**rows)
-                writer.mark(found.label, number=found.number)
-            return writer.commit(), scaling
+        writer = stack.enter_context(writing(dest, **fields_of(dataset), num_rows=num_rows, origin=origin))
+        for found in dataset.generations:
+            for start, stop in dataset.X.blocks(first=found.start, end=found.n):
+                rows = {name: part[~mask[start:stop]] for name, part in dataset.read_parts(start, stop).items()}
+                if scaling is not None:
+                    rows |= {"X": scaling.apply_x(rows["X"])}
+                    rows |= {"y": scaling.apply_y(rows["y"])} if "y" in rows else {}
+                writer.add(**rows)
+            writer.mark(found.label, number=found.number)
+        return writer.commit(), scaling
 
 
 def mask_digest(keep: Mask) -> str:
@@ -195,27 +186,17 @@ def mask_digest(keep: Mask) -> str:
     return hashlib.sha256(np.packbits(keep).tobytes()).hexdigest()
 
 
-def _training_scaling(dataset: Dataset, without: Mask) -> Scaling:
-    found = {}
-    for name, rows in dataset.parts().items():
-        moments = row_moments(rows, without=without)
-        found[name] = moments.mean, np.where(moments.std == 0, 1.0, moments.std)
-    (x_mean, x_std), (y_mean, y_std) = found["X"], found.get("y", (np.empty(0), np.empty(0)))
-    return Scaling(x_mean=x_mean, x_std=x_std, y_mean=y_mean, y_std=y_std)
-
-
 def _reuse(dest: Any, origin: dict[str, Any]) -> tuple[Dataset, Scaling | None]:
     existing = open_dataset(dest)
     found = existing.origin or {}
-    resolved = found.get("resolved")
-    if any(found.get(name) != value for name, value in origin.items()):
-        differing = [name for name, value in origin.items() if found.get(name) != value]
+    differing = [name for name, value in origin.items() if found.get(name) != value]
+    if differing:
         raise StoreMismatchError(
             f"{existing.path} exists and was prepared from other rows (differing: {', '.join(differing)})",
             hint="remove it, or choose another destination",
             fields=differing,
         )
-    return existing, None if resolved is None else Scaling.from_dict(resolved)
+    return existing, None if found["resolved"] is None else Scaling.from_dict(found["resolved"])
 
 
 # --- rows that are held out -------------------------------------------------------------------------------------------

@@ -24,8 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset.columns import did_you_mean, frame_labels, unique_names
-from dkrr.dataset.dataset import Dataset, open_dataset
-from dkrr.dataset.destination import FORMAT
+from dkrr.dataset.dataset import FORMAT, Dataset, open_dataset
 from dkrr.dataset.rows import Floats
 from dkrr.dataset.table import ArrayTable, Table, array_table, as_array, is_visible, joined, unchanged
 from dkrr.errors import DataError, ParameterError, StoreError

@@ -1,6 +1,6 @@
-"""Writing a data set as its rows stream past, in memory for one chunk an array.
+"""Where a data set is written, and how: created, appended to, or written anew without some rows, with one commit.
 
-Order on disk, for a new data set and for an append alike:
+Rows stream past, in memory for one chunk an array. Order on disk, for a new data set and for an append alike:
 
 1. chunks, each one atomic write; the ragged chunk of finished rows gains rows but keeps its old ones,
 2. the shape of each array,
@@ -8,31 +8,152 @@ Order on disk, for a new data set and for an append alike:
 
 A kill between any two steps leaves the finished rows as they were. The ragged chunk is replaced as a whole, by one
 atomic step: a reader that has the old file mapped keeps it, one that opens the new one finds the old rows where they
-were. So rows stay in one array that any Zarr reader can open, which they would not with an array for each append.
+were. So rows stay in one array that any Zarr reader can open, which they would not with an array for each append. What
+does not count, whoever left it and why, is removed by :func:`tidy`; what is not ours is never touched.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from dkrr.dataset import destination
-from dkrr.dataset.dataset import Dataset, Generation, Mask, fields_of, open_dataset, pack
+from dkrr.dataset.dataset import (
+    FORMAT,
+    FORMAT_VERSION,
+    Dataset,
+    Generation,
+    Mask,
+    array_name,
+    attributes_of,
+    fields_of,
+    open_dataset,
+    pack,
+)
 from dkrr.dataset.rows import DIGEST_ROWS, Floats, RowArray, RowSummary, default_rows_per_chunk
 from dkrr.errors import DataError, ParameterError, StoreError
-from dkrr.store.failpoints import failpoint
-from dkrr.store.files import join, remove_array, storage_errors
+from dkrr.store.files import (
+    check_space,
+    children,
+    delete_key,
+    is_url,
+    join,
+    local_root,
+    parent_of,
+    read_json,
+    remove_array,
+    storage_errors,
+    write_json,
+)
 from dkrr.store.interruption import check_fence
 from dkrr.store.lease import hold_lock
 
+State = Literal["absent", "empty", "unfinished", "complete"]
+
+# readers that have opened a data set go on with its rows for so long after a new version has replaced them
+KEPT_SECONDS = 3600.0
+
+_ARRAY = re.compile(r"(X|y|weight)(?:-([1-9]\d*))?")
+_PARTIAL = re.compile(r"zarr\.json\.[0-9a-f]{32}\.partial")
+
+
+def inspect(location: Any) -> State:
+    """What is at ``location``.
+
+    Raises
+    ------
+    StoreError
+        Something that is not a data set of dkrr, a place inside of something of dkrr, a missing parent folder, or no
+        permission.
+    """
+    root = local_root(location)
+    with storage_errors(location):
+        if root is not None and not root.parent.is_dir():
+            raise StoreError(f"{root.parent} is not a folder, so {root} cannot be written", hint="create it first")
+        if root is not None and os.path.lexists(root) and not root.is_dir():
+            raise StoreError(f"{root} exists and is not a folder", hint="choose another destination")
+        names = children(location)
+        attributes = attributes_of(location) if "zarr.json" in names else None
+    if attributes is not None:
+        return "complete" if attributes.get("complete") is True else "unfinished"
+    if not all(_PARTIAL.fullmatch(name) for name in names):  # of one killed before its first file was complete
+        raise StoreError(f"{location} exists and is not a data set of dkrr", hint="choose another destination")
+    check_outside(location)
+    return "empty" if root is not None and root.is_dir() else "absent"
+
+
+def check_outside(location: Any) -> None:
+    """Refuse to write inside a model, a version of one, a data set or an array of a store, which hold nothing else.
+
+    Raises
+    ------
+    StoreError
+        Names what ``location`` lies in.
+    """
+    folder = str(location) if is_url(location) else os.path.realpath(location)
+    while (above := parent_of(folder)) != folder:
+        folder = above
+        try:
+            documents = [read_json(folder, name) or {} for name in ("zarr.json", "version.json")]
+        except (OSError, StoreError):  # of somebody else, or not ours to look at
+            if is_url(folder):
+                return
+            continue
+        group, version = (found if isinstance(found, dict) else {} for found in documents)
+        attributes = group.get("attributes") or {}
+        is_ours = "dkrr_format" in attributes or "rows_digest" in attributes or attributes.get("format") == "dkrr-model"
+        if is_ours or version.get("format") == "dkrr-model-version":
+            raise StoreError(
+                f"{location} lies in {folder}, which dkrr wrote and which must hold nothing else",
+                hint="choose a place outside of it",
+            )
+
+
+def _earlier_versions(attributes: dict[str, Any]) -> list[dict[str, Any]]:
+    """The versions before the present one that somebody may still read, the oldest first.
+
+    Each is plain JSON: "version", "replaced_at" (seconds since 1970), and "attributes", what the group said of it.
+    """
+    found = attributes.get("earlier", [])
+    return [item for item in found if time.time() - float(item["replaced_at"]) < KEPT_SECONDS]
+
+
+def tidy(location: Any) -> None:
+    """Remove what counts for nobody of a data set, which the caller has locked.
+
+    Of a finished one that is what writes that failed or were killed have left, and versions that were replaced over an
+    hour ago; of one that was never finished it is all that dkrr wrote, and then the folder, if it is empty.
+    """
+    attributes = attributes_of(location) or {}
+    is_complete, root = attributes.get("complete") is True, local_root(location)
+    kept = {attributes["version"], *(item["version"] for item in _earlier_versions(attributes))} if is_complete else ()
+    for name in filter(_ARRAY.fullmatch, children(location)):
+        if int(name.partition("-")[2] or 1) not in kept:
+            remove_array(join(location, name))
+    for path in root.rglob("*.partial") if root is not None else ():
+        path.unlink(missing_ok=True)
+    if not is_complete:
+        # the marker goes last: an interrupted removal must still be recognised as ours
+        delete_key(location, "zarr.json")
+        if root is not None:
+            with contextlib.suppress(OSError):  # absent, or something of others is there
+                root.rmdir()
+        return
+    for array in open_dataset(location).parts().values():
+        for name in children(join(array.array.location, "c")):
+            if name.isdecimal() and int(name) >= array.num_chunks:
+                array.array.delete((int(name), 0))
+        array.save_shape()
+
 
 class DatasetWriter:
-    """Context manager that writes a data set, or appends to one; leaves nothing behind when its block fails.
+    """Writes a data set, of which the caller holds the lock; see :func:`writing`.
 
     Parameters
     ----------
@@ -44,10 +165,10 @@ class DatasetWriter:
         None chooses chunks of at most 4 MiB.
     num_rows
         Rows to come, where known: then the disk is checked before anything is written.
-    base
-        The data set to append to.
-    replaces
-        The data set at ``location`` whose next version this is.
+    before
+        The data set that is there, to append to.
+    anew
+        Write its next version instead, which replaces it.
     origin
         Stored as it is; plain JSON.
 
@@ -65,85 +186,73 @@ class DatasetWriter:
         *,
         rows_per_chunk: int | None = None,
         num_rows: int | None = None,
-        base: Dataset | None = None,
-        replaces: Dataset | None = None,
+        before: Dataset | None = None,
+        anew: bool = False,
         origin: dict[str, Any] | None = None,
         **fields: Any,
     ) -> None:
-        self.location, self._base, self._replaces = location, base, replaces
-        self._state = destination.inspect(location)
-        before = base or replaces
-        if before is None and self._state == "complete":
-            raise StoreError(f"{location} is a finished data set", hint="append to it, or choose another destination")
+        self.location, self._before, self._base = location, before, None if anew else before
         self._attributes = {**fields, "origin": origin}
-        self._version = 1 if before is None else before.version + (replaces is not None)
+        self._version = 1 if before is None else before.version + anew
         widths = (len(fields["feature_names"]), len(fields["target_names"]), int(fields["weight_name"] is not None))
         self._widths = {name: width for name, width in zip(("X", "y", "weight"), widths, strict=True) if width}
-        self._is_auto = base is None and rows_per_chunk is None
+        self._is_auto = self._base is None and rows_per_chunk is None
         self._chunk_rows = rows_per_chunk or default_rows_per_chunk(max(widths), num_rows)
-        self._generations = list(base.generations) if base is not None else []
         self._number, self._row = (1, 0) if before is None else (before.next_generation, before.next_row)
-        self.num_rows = 0  # so far, those of the base included
-        if base is not None:
-            self._chunk_rows, self.num_rows = base.X.rows_per_chunk, base.num_rows
-        self._needed: int | None = None
+        self._generations, self.num_rows = list[Generation](), 0  # so far, those of before included
+        if self._base is not None:
+            self._chunk_rows, self.num_rows = self._base.X.rows_per_chunk, self._base.num_rows
+            self._generations += self._base.generations
+        self.needed: int | None = None
         if num_rows is not None:
             chunk_bytes = sum(8 * self._chunk_rows * width + 4 for width in self._widths.values())
-            self._needed = (-(-num_rows // self._chunk_rows) + 1) * chunk_bytes + (64 << 10)
-        self._first, self._fill = divmod(self.num_rows, self._chunk_rows)  # number of a chunk, rows in the buffers
-        self._next = self._first
+            self.needed = (-(-num_rows // self._chunk_rows) + 1) * chunk_bytes + (64 << 10)
+        self._next = self.num_rows // self._chunk_rows  # number of the chunk that is written next, and its rows so far
+        self._held = {name: np.empty((0, width)) for name, width in self._widths.items()}
         self._summaries = {name: RowSummary(width) for name, width in self._widths.items()}
-        self._buffers: dict[str, Floats] = {}
 
-    def __enter__(self) -> DatasetWriter:
-        if self._needed is not None:
-            destination.check_space(self.location, self._needed)
-        try:
-            with storage_errors(self.location, self._needed):
-                if self._base is None and self._replaces is None:
-                    destination.claim(self.location, self._state)
-                self._buffers = {name: np.empty((self._chunk_rows, width)) for name, width in self._widths.items()}
-                if self._base is not None:
-                    tail = self._base.read_parts(self.num_rows // DIGEST_ROWS * DIGEST_ROWS, self.num_rows)
-                    for name, rows in self._base.read_parts(self.num_rows - self._fill, self.num_rows).items():
-                        self._summaries[name] = RowSummary.resume(self._base.records[name], tail[name])
-                        self._buffers[name][: self._fill] = rows
-        except BaseException:
-            self._undo()
-            raise
-        return self
+    def begin(self) -> None:
+        """Make the place ours, or go on behind the rows that are there."""
+        with storage_errors(self.location, self.needed):
+            if self._before is None:
+                tidy(self.location)  # what an interrupted run left
+                if (root := local_root(self.location)) is not None:
+                    root.mkdir(exist_ok=True)
+                self._write_attributes({"complete": False})
+            if self._base is not None:
+                tail = self._base.read_parts(self.num_rows // DIGEST_ROWS * DIGEST_ROWS, self.num_rows)
+                self._held = self._base.read_parts(self._next * self._chunk_rows, self.num_rows)
+                self._summaries = {name: RowSummary.resume(self._base.records[name], tail[name]) for name in tail}
+
+    def _write_attributes(self, attributes: dict[str, Any]) -> None:
+        """Replace the attributes of the group, atomically and durably."""
+        attributes = {"dkrr_format": FORMAT, "format_version": FORMAT_VERSION, **attributes}
+        document = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+        write_json(self.location, "zarr.json", document, durable=True)
 
     def add(self, **rows: Floats) -> None:
         """Take the next rows: X (m, d), and as the data set has them y (m, t) and weight (m, 1).
 
         They are finite, as the caller has checked.
         """
-        if rows.keys() != self._widths.keys():
-            raise ValueError(f"{', '.join(rows)} given; {', '.join(self._widths)} expected")
-        position, count = 0, len(rows["X"])
-        with storage_errors(self.location, self._needed):
+        with storage_errors(self.location, self.needed):
+            self.num_rows += len(rows["X"])
             for name, part in rows.items():
                 self._summaries[name].add(part)
-            while position < count:
-                taken = min(self._chunk_rows - self._fill, count - position)
-                for name, part in rows.items():
-                    self._buffers[name][self._fill : self._fill + taken] = part[position : position + taken]
-                self._fill += taken
-                self.num_rows += taken
-                position += taken
-                if self._fill == self._chunk_rows:
-                    self._flush()
+                rows[name] = np.concatenate([self._held[name], part])
+            whole = len(rows["X"]) // self._chunk_rows * self._chunk_rows
+            for start in range(0, whole, self._chunk_rows):
+                self._write({name: part[start : start + self._chunk_rows] for name, part in rows.items()})
+            self._held = {name: part[whole:].copy() for name, part in rows.items()}
 
     def _array(self, name: str) -> RowArray:
-        path = destination.array_name(name, self._version)
         shape = {"num_rows": self.num_rows, "num_columns": self._widths[name], "rows_per_chunk": self._chunk_rows}
-        return RowArray.unsaved(self.location, path, **shape)
+        return RowArray.unsaved(self.location, array_name(name, self._version), **shape)
 
-    def _flush(self) -> None:
-        number, rows, self._fill = self._next, self._fill, 0
-        self._next += 1  # before the write: a write that fails may have left its chunk all the same
-        for name, buffer in self._buffers.items():
-            self._array(name).write_chunk(number, buffer[:rows])
+    def _write(self, rows: dict[str, Floats]) -> None:
+        for name, part in rows.items():
+            self._array(name).write_chunk(self._next, part)
+        self._next += 1
 
     def mark(
         self,
@@ -182,19 +291,24 @@ class DatasetWriter:
 
     def commit(self, label: str | None = None, dropped: Mask | None = None) -> Dataset:
         """Finish the arrays, then publish them; rows that belong to no generation yet become one, see :meth:`mark`."""
-        with storage_errors(self.location, self._needed):
+        with storage_errors(self.location, self.needed):
             if self.num_rows == (0 if self._base is None else self._base.num_rows):
                 raise DataError("no rows to write", hint="check that the source is not empty")
             if self._is_auto and self._next == 0:
                 wanted = default_rows_per_chunk(max(self._widths.values()), self.num_rows)
                 self._chunk_rows = min(wanted, self._chunk_rows)
-            if self._fill:
-                self._flush()
+            if len(self._held["X"]):
+                self._write(self._held)
             for name in self._widths:
                 array = self._array(name)
                 array.save_shape()
                 array.array.sync()
             self.mark(label, dropped=dropped)
+            found = attributes_of(self.location) or {}
+            if self._before is not self._base:  # what is there is replaced
+                replaced = {name: value for name, value in found.items() if name != "earlier"}
+                replaced = {"version": replaced["version"], "replaced_at": time.time(), "attributes": replaced}
+                found["earlier"] = [*found.get("earlier", []), replaced]
             self._attributes |= {
                 "complete": True,
                 "num_rows": self.num_rows,
@@ -203,47 +317,29 @@ class DatasetWriter:
                 "next": {"generation": self._number, "row": self._row},
                 "version": self._version,
                 "arrays": {name: summary.to_dict() for name, summary in self._summaries.items()},
+                "earlier": _earlier_versions(found),
             }
-            if self._replaces is not None or self._base is not None:
-                is_replaced = self._replaces is not None
-                self._attributes["earlier"] = destination.earlier_versions(self.location, replaced=is_replaced)
-            failpoint("dataset.before_pointer")
-            destination.write_attributes(self.location, self._attributes)
-        self._state = "complete"
-        failpoint("dataset.after_pointer")
+            self._write_attributes(self._attributes)
         return open_dataset(self.location)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self._undo()
 
-    def _undo(self) -> None:
-        """Leave what was there before; what is published stays.
-
-        The first error is the one to report, also where the disk refuses the removal too: hence the suppression.
-        """
+@contextlib.contextmanager
+def writing(location: Any, **options: Any) -> Iterator[DatasetWriter]:
+    """A :class:`DatasetWriter` with these options that leaves nothing behind when its block fails."""
+    writer = DatasetWriter(location, **options)
+    if writer.needed is not None:
+        check_space(location, writer.needed)
+    if options.get("before") is None and inspect(location) == "complete":
+        raise StoreError(f"{location} was made by somebody else meanwhile", hint="look what is there")
+    try:
+        writer.begin()
+        yield writer
+    except BaseException:
+        # the first error is the one to report, also where the disk refuses the removal too
         with contextlib.suppress(Exception):
             check_fence()  # else what is there is another writer's by now
-            before = self._base or self._replaces
-            if before is None:
-                # nor what was made by somebody else meanwhile
-                if self._state != "complete" and destination.inspect(self.location) != "complete":
-                    destination.clear(self.location, keep_folder=self._state == "empty")
-                return
-            found = open_dataset(self.location)
-            if (found.version, found.num_rows) != (before.version, before.num_rows):
-                return
-            for name, array in before.parts().items():
-                if self._replaces is not None:
-                    remove_array(join(self.location, destination.array_name(name, self._version)))
-                    continue
-                for number in range(array.num_chunks, self._next):
-                    array.array.delete((number, 0))
-                array.save_shape()
-                if self._first < min(self._next, array.num_chunks):  # a ragged chunk that was filled up
-                    array.write_chunk(self._first, array.read(array.span(self._first)[0], array.num_rows))
+            tidy(location)
+        raise
 
 
 # --- fewer rows -------------------------------------------------------------------------------------------------------
@@ -326,11 +422,10 @@ def keep_last(dest: Any, *, generations: int | None = None, rows: int | None = N
 
 def _new_version(dest: Any, kept_from: Callable[[Dataset], dict[int, int]]) -> Dataset:
     """A version with the generations of which ``kept_from`` says from which row on they stay."""
-    if destination.inspect(dest) != "complete":
-        raise StoreError(f"{dest} is not a finished data set", hint="ingest one first")
+    open_dataset(dest)  # what is not ours gets no lock beside it
     with hold_lock(dest):
+        tidy(dest)
         dataset = open_dataset(dest)
-        destination.clear_versions(dest, dataset.version)
         starts = kept_from(dataset)
         kept = [(found, starts[found.number]) for found in dataset.generations if found.number in starts]
         num_rows = sum(found.n - start for found, start in kept)
@@ -343,8 +438,8 @@ def _new_version(dest: Any, kept_from: Callable[[Dataset], dict[int, int]]) -> D
             return dataset
         dataset.verify()  # a damaged or exchanged chunk must not be copied under a digest of its own
         options: dict[str, Any] = {"rows_per_chunk": dataset.X.rows_per_chunk, "num_rows": num_rows}
-        options |= {"replaces": dataset, "origin": dataset.origin}
-        with DatasetWriter(dest, **options, **fields_of(dataset)) as writer:
+        options |= {"before": dataset, "anew": True, "origin": dataset.origin}
+        with writing(dest, **options, **fields_of(dataset)) as writer:
             for found, start in kept:
                 for first, last in dataset.X.blocks(first=start, end=found.n):
                     writer.add(**dataset.read_parts(first, last))

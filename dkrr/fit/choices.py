@@ -22,7 +22,7 @@ from dkrr.dataset.scaling import DRIFT_LIMIT
 from dkrr.errors import ParameterError
 from dkrr.kernels import Kernel
 from dkrr.kernels.features import count_features
-from dkrr.linalg.factor_schedule import Split
+from dkrr.linalg.cholesky import Split
 from dkrr.linalg.primal import MAX_FEATURES
 from dkrr.linalg.rpcholesky import choose_rank
 from dkrr.linalg.solution import Foreseen, IterativeSettings, NystromSettings, way_name
@@ -330,7 +330,7 @@ class FitSettings:
     iterative
         Of cg, and of the refinement of a mixed factor.
     fit_intercept
-        Whether f has an unpenalised constant, see :mod:`dkrr.linalg.targets`.
+        Whether f has an unpenalised constant, see :mod:`dkrr.linalg.blocks`.
     center
         Where a translation-invariant kernel is centred; None means anew, see :meth:`dkrr.kernels.Kernel.center`.
     drift_limit

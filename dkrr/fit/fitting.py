@@ -33,7 +33,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, RowArray
-from dkrr.dataset.destination import storage_errors
 from dkrr.dataset.rows import default_rows_per_chunk
 from dkrr.errors import (
     ConvergenceError,
@@ -48,21 +47,19 @@ from dkrr.errors import (
 )
 from dkrr.fit.choices import FitSettings
 from dkrr.fit.plan import Decision
-from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector
+from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector, centre_dataset, right_hand_sides, target_alphas
 from dkrr.linalg.catalogue import FrozenCenter, ancestors, choose_center, continue_lineage, gram_fields, key_of
 from dkrr.linalg.cg_solver import CGSolver
 from dkrr.linalg.direct import CholeskySolver
 from dkrr.linalg.factor_precondition import float32_location
-from dkrr.linalg.gram import build_gram, rows_of
+from dkrr.linalg.gram import build_gram
 from dkrr.linalg.matmul import residual_norms
-from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.predict import check_training_rows
+from dkrr.linalg.operators import RidgeOperator, rows_of
+from dkrr.linalg.products import check_training_rows
 from dkrr.linalg.solution import Solution
-from dkrr.linalg.targets import centre_dataset, right_hand_sides, target_alphas
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.chunks import ChunkArray
-from dkrr.store.failpoints import failpoint
-from dkrr.store.files import place, read_json, remove_array, write_json
+from dkrr.store.files import place, read_json, remove_array, storage_errors, write_json
 from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileGrid, TileMatrix
 
@@ -357,7 +354,7 @@ class _Solve:
             self.store, "dual_coef", num_rows=grid.n, num_columns=t, rows_per_chunk=self.settings.tile_size
         )
         for i in range(grid.num_tiles):
-            block, root = np.empty((grid.rows(i), t)), self.operator.root_weight(i)
+            block, root = np.empty((grid.rows(i), t)), self.operator.root_weights(i)
             for targets, u, _ in self.solved:
                 block[:, targets] = u.read_rows(i)
             found.write_chunk(i, block if root is None else root[:, None] * block)
@@ -478,7 +475,7 @@ def stored_gram(operator: RidgeOperator, workspace: Workspace) -> TileMatrix:
     taken = continue_lineage(operator, gram, "grams", fields, workspace.store)
     summary = build_gram(operator, gram, workspace.executor, workspace.progress, taken=taken)
     workspace.record("gram", summary)
-    workspace.record_reuse("gram", operator.grid.n, taken.to_dict(), summary, power=2)
+    taken.record(workspace, "gram", operator.grid.n, summary, power=2)
     return gram
 
 
@@ -668,7 +665,6 @@ class _Attempts:
         # last: a fit that is killed before tries the same way again
         record = {"given_up": workspace.given_up, "next": following.way, "useless": solve.store}
         write_json(self.location, RECORD, record)
-        failpoint("fit.given_up.after_record")
         logger.warning("%s", sentence)
 
 

@@ -28,8 +28,7 @@ import numpy as np
 import psutil
 
 from dkrr.dataset import Dataset, Floats, RowArray, ingest, lazy_rows, open_dataset
-from dkrr.dataset.dataset import fields_of
-from dkrr.dataset.destination import FORMAT, check_space
+from dkrr.dataset.dataset import attributes_of, fields_of
 from dkrr.dataset.sources import Table, open_table
 from dkrr.dataset.table import check_shape, to_floats
 from dkrr.engine.cluster import executor_for, find_client
@@ -42,6 +41,7 @@ from dkrr.store.documents import plain
 from dkrr.store.files import (
     arrays_below,
     at_present,
+    check_space,
     copy_tree,
     is_url,
     join,
@@ -147,10 +147,7 @@ def find_dataset(X: Any) -> Any:
     """The data set at a path; anything else as it is."""
     if not isinstance(X, str | Path) or not (is_url(str(X)) or Path(X).is_dir()):
         return X
-    document = read_json(str(X), "zarr.json")
-    attributes = document.get("attributes") if isinstance(document, dict) else None
-    is_ours = isinstance(attributes, dict) and attributes.get("dkrr_format") == FORMAT
-    return open_dataset(at_present(X)) if is_ours else X
+    return X if attributes_of(str(X)) is None else open_dataset(at_present(X))
 
 
 def source_table(X: Any, y: Any) -> Table:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from math import ceil, log
 from typing import Any
 
@@ -43,8 +44,8 @@ from dkrr.fit.rates import Machine, itemsize
 from dkrr.fit.schedule import FEW_WORKERS
 from dkrr.fit.trial import Trial
 from dkrr.kernels import Kernel
-from dkrr.linalg.catalogue import Ancestor, CenterJudge, ancestors
-from dkrr.linalg.factor_schedule import strips_bytes
+from dkrr.linalg.catalogue import Ancestor, ancestors, judge_center
+from dkrr.linalg.direct import strips_bytes
 from dkrr.linalg.workspace import choose_tile_size, task_bytes
 from dkrr.store.files import is_url
 from dkrr.tiles import TileGrid, TileMatrix
@@ -370,7 +371,7 @@ def find_continued(
     n, distinct = dataset.num_rows, set(alphas)
     best: dict[float, tuple[Ancestor, TileMatrix, int, float]] = {}
     older: dict[float, int] = {}
-    judge, kind = CenterJudge(dataset, kernel, drift_limit), None
+    judge, kind = cache(partial(judge_center, dataset, kernel, drift_limit)), None
     for ancestor in ancestors(store, dataset, kernel.to_dict(), kinds=["factors"]):
         fields, m = ancestor.fields, ancestor.num_rows
         alpha, own = fields.get("alpha"), [fields[name] for name in ("tile_size", "dtype", "gram")]
@@ -378,7 +379,10 @@ def find_continued(
             continue
         size = task_bytes(own[0], dataset.num_features, itemsize(own[1]))
         is_too_large = memory_bytes is not None and size > memory_bytes
-        if (best and own != kind) or is_too_large or not judge.allows(ancestor):
+        if (best and own != kind) or is_too_large:
+            continue
+        center = fields.get("center")
+        if center is not None and judge(tuple(center), ancestor.center_rows).center is None:
             continue
         try:
             tiles = TileMatrix.open(ancestor.location)

@@ -15,7 +15,7 @@ the scheduler knows. A free worker takes the first of them. Each task takes the 
 of the tile of A, and of what it reads and writes.
 
 You need it where few tiles meet many workers: it says what to expect of more workers, and what splitting sums
-(:mod:`dkrr.linalg.factor_schedule`) saves. It knows no network: on several machines the rates of reading and writing
+(:mod:`dkrr.linalg.direct`) saves. It knows no network: on several machines the rates of reading and writing
 have to be those of the store that they share.
 
 Cost: about 10 microseconds a task; 0.1 s for 100 tiles a side, 1 s for 250.
@@ -30,7 +30,8 @@ from math import inf
 
 from dkrr.engine.tasks import WINDOW, Bundle, Key, Queue
 from dkrr.fit.rates import Machine, itemsize
-from dkrr.linalg.factor_schedule import Split, cholesky_nodes, usual_split
+from dkrr.linalg.cholesky import Split
+from dkrr.linalg.direct import cholesky_nodes, usual_split
 from dkrr.linalg.workspace import task_bytes
 from dkrr.tiles import TileGrid
 

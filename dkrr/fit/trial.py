@@ -43,8 +43,8 @@ from dkrr.fit.choices import Iterations
 from dkrr.kernels import Kernel
 from dkrr.kernels.pairwise import MIN_COLUMNS
 from dkrr.linalg.factor_precondition import EPS32, FIRST_SHIFT, MAX_SHIFTS, SHIFT_GROWTH
-from dkrr.linalg.gram import rows_of
 from dkrr.linalg.nystrom import read_rows
+from dkrr.linalg.operators import rows_of
 from dkrr.linalg.products import kernel_product
 from dkrr.linalg.rpcholesky import pivot_rows
 

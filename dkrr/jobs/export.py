@@ -7,6 +7,7 @@ somebody, and stays.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -20,13 +21,12 @@ import numpy as np
 
 from dkrr import __version__
 from dkrr.dataset import Floats, RowArray
-from dkrr.dataset.destination import check_outside, storage_errors
 from dkrr.dataset.sources import Table
+from dkrr.dataset.writer import check_outside
 from dkrr.errors import DataError, ParameterError, StoreError
 from dkrr.jobs.run_directory import utc_now
 from dkrr.models.model import BLOCK_ROWS
 from dkrr.store.documents import content_digest
-from dkrr.store.failpoints import failpoint
 from dkrr.store.files import (
     children,
     is_url,
@@ -38,6 +38,7 @@ from dkrr.store.files import (
     read_json,
     remove_array,
     sibling,
+    storage_errors,
     write_json,
 )
 from dkrr.store.interruption import check_fence
@@ -132,34 +133,20 @@ def check_output(output: str, inputs: Iterable[str] = (), *, overwrite: bool = F
         )
     if not is_url(output):
         put_back(Path(output))
-    stamped = _stamp_at(stamp)
-    if stamped == {} and not overwrite:
-        raise _foreign(stamp)
+    stamped: Any = "unreadable"
+    with contextlib.suppress(StoreError, OSError):
+        stamped = read_json(parent_of(stamp), name_of(stamp))
+    is_ours = isinstance(stamped, dict) and {"dkrr", "sha256", "replaced"} <= stamped.keys()
     digest = content_digest(output)
-    if digest is None or (
-        stamped and (stamped.get("unfinished") or digest in (stamped["sha256"], stamped["replaced"]))
-    ):
+    is_known = is_ours and (stamped.get("unfinished") or digest in (stamped["sha256"], stamped["replaced"]))
+    if (stamped is None or is_ours) and (digest is None or is_known):
         return digest
     if not overwrite:
-        raise _foreign(output)
+        raise StoreError(
+            f"{output if stamped is None or is_ours else stamp} is there, and not as dkrr wrote it as predictions",
+            hint="choose another output, or replace it with --overwrite",
+        )
     return None  # what is replaced once by --overwrite does not become predictions by that
-
-
-def _stamp_at(location: str) -> dict[str, Any] | None:
-    """The stamp beside an output; None where nothing is, an empty one where something else is."""
-    try:
-        stamped = read_json(parent_of(location), name_of(location))
-    except (StoreError, OSError):
-        return {}
-    is_ours = stamped is None or (isinstance(stamped, dict) and {"dkrr", "sha256", "replaced"} <= stamped.keys())
-    return stamped if is_ours else {}
-
-
-def _foreign(location: str) -> StoreError:
-    return StoreError(
-        f"{location} is there, and not as dkrr wrote it as predictions",
-        hint="choose another output, or replace it with --overwrite",
-    )
 
 
 def export_predictions(
@@ -197,7 +184,6 @@ def export_predictions(
     ):
         path = os.path.join(folder, f"predictions{ending}")
         write(predictions, path)
-        failpoint("predict.before_pointer")
         stamped["replaced"] = check_output(output, overwrite=overwrite)  # the last time was a while ago
         # first the stamp, which holds for what is replaced, too
         stamped["sha256"] = content_digest(path)
@@ -209,7 +195,6 @@ def export_predictions(
             check_fence()
             os.replace(os.path.join(folder, "stamp.json"), beside)
             put_in_place(Path(path), Path(output))
-        failpoint("predict.after_pointer")
 
 
 def _zarr(predictions: Predictions, path: str) -> None:

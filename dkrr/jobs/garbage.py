@@ -29,6 +29,7 @@ import functools
 import json
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -38,7 +39,7 @@ from dkrr.errors import LockedError, StoreError
 from dkrr.jobs.inspection import kind_of
 from dkrr.jobs.registry import ALIASES, GRACE_SECONDS, VERSIONS, NamedModel
 from dkrr.linalg.catalogue import recorded_models
-from dkrr.linalg.factor_schedule import factor_of_scratch
+from dkrr.linalg.direct import factor_of_scratch
 from dkrr.store.files import (
     USERS,
     children,
@@ -112,61 +113,61 @@ def find_garbage(
     StoreError
         ``store`` is not a store, or somebody that it was told of cannot be looked at.
     """
-    root = _absolute(store)
-    there = {
-        kind: [name for name in children(join(root, kind)) if re.fullmatch(ours, name)] for kind, ours in _NAMES.items()
-    }
-    if not any(there.values()) and not {"grams", "factors"} & set(children(root)):
+    root, newest = _absolute(store), time.time() - kept_seconds
+    if not {"grams", "factors"} & set(children(root)) and not any(
+        re.fullmatch(ours, name) for kind, ours in _NAMES.items() for name in children(join(root, kind))
+    ):
         raise StoreError(f"{root} is not a store (no folder grams or factors)", hint="name the folder of the store")
     users = {note: _present(note, places) for note, places in users_of(root).items()}
     given = os.fspath(store) if is_url(root) else os.path.abspath(store)  # a link has runs beside it, too
-    folders = (
+    folders = [
         parent_of(root),
         _absolute(parent_of(given)),
         *map(_absolute, runs),
         *(place for places in users.values() for place in places),
         # of a store that was moved away from its runs
         *(parent_of(model) for model in recorded_models(root) if not is_url(model) and os.path.isdir(model)),
-    )
-    trees = [_Tree.of(folder) for folder in dict.fromkeys(folders)]
-    for tree in trees:  # which grow: a run may lie behind a link, on another disk
-        for link in _links(tree.location):
-            behind = _present(link, [os.path.realpath(link)])
-            trees += [
-                _Tree.of(place) for place in behind if not any(is_below(place, other.location) for other in trees)
-            ]
-    named = set().union(*(tree.named_keys(root) for tree in trees))
-    unfinished = [plan for tree in trees for plan in tree.unfinished_plans()]
-    newest = time.time() - kept_seconds
-    is_planning = any(tree.is_planning(min(newest, time.time() - SILENT_SECONDS)) for tree in trees)
-    found = []
-    for kind, names in there.items():
-        for name in names:
-            location = join(root, kind, name)
-            keys = {key.decode() for key in _KEY.findall(name.encode())}
+    ]
+    trees: dict[str, list[Entry]] = {}
+    for folder in folders:  # which grow: a run may lie behind a link, on another disk
+        if folder not in trees:
+            trees[folder], links = _everything_below(folder)
+            behind = [place for link in links for place in _present(link, [os.path.realpath(link)])]
+            folders += [place for place in behind if not any(is_below(place, other) for other in folders)]
+    named = set().union(*(_named_keys(*tree, root) for tree in trees.items()))
+    unfinished = [plan for tree in trees.items() for plan in _unfinished_plans(*tree)]
+    is_planning = any(_is_planning(*tree, min(newest, time.time() - SILENT_SECONDS)) for tree in trees.items())
+    found: list[Garbage] = []
+
+    def add(location: str, entries: list[Entry], reason: str) -> None:
+        if max(entry.modified for entry in entries) < newest:
+            found.append(Garbage(location, sum(entry.num_bytes for entry in entries), reason))
+
+    items: dict[str, list[Entry]] = {}
+    for entry in trees[parent_of(root)]:
+        inside = relative_to(join(parent_of(root), entry.key), root)
+        items.setdefault("/".join(inside.split("/")[:2]), []).append(entry)
+    for item, entries in sorted(items.items()):
+        location, (kind, _, name) = join(root, item), item.partition("/")
+        if _ITEM.fullmatch(item):
             factor = factor_of_scratch(name) if kind == "factors" else None
-            if factor is not None:  # who names the factor has no use for its scratch, only who goes on with it
-                keys, reason = set(), "scratch of a factor that no run goes on with"
-            else:
-                factor, reason = name, "no run or model refers to it"
-            may_find = is_planning and kind != "scratch"
-            if keys & named or may_find or _may_resume(join(root, kind, factor), kind, unfinished):
-                continue
-            size, changed = _facts(location)
-            if changed < newest:
-                found.append(Garbage(location, size, reason))
-        if is_url(root):
-            found.extend(_released_locks(root, kind, newest))
-    for note in (note for note, places in users.items() if not places):
-        size, changed = _facts(note)
-        if changed < newest:
-            found.append(Garbage(note, size, "a note of a run or model that was removed"))
-    whole = {item.location for item in found}
-    is_ours = functools.cache(_is_ours)
-    for tree in trees:
-        for location, size, changed in tree.partials(root, is_ours):
-            if changed < newest and not any(is_below(location, other) for other in whole):
-                found.append(Garbage(location, size, "left by an interrupted write"))
+            keys = set() if factor else {key.decode() for key in _KEY.findall(name.encode())}
+            may_find = (is_planning and kind != "scratch") or _may_resume(join(root, kind, factor or name), unfinished)
+            if not keys & named and not may_find:
+                # who names a factor has no use for its scratch, only who goes on with it
+                reason = "scratch of a factor that no run goes on with" if factor else "no run or model refers to it"
+                add(location, entries, reason)
+        elif _ITEM.fullmatch(item.removesuffix(".lock")):
+            # an object cannot be removed under a condition, so that the holders of locks leave them
+            if b'"released": true' in (read_key(join(root, kind), name) or b""):
+                add(location, entries, "a lock that was released")
+        elif users.get(location) == []:
+            add(location, entries, "a note of a run or model that was removed")
+    whole, is_ours = {item.location for item in found}, functools.cache(_is_ours)
+    for tree in trees.items():
+        for location, entries in _partials(*tree, root, is_ours):
+            if not any(is_below(location, other) for other in whole):
+                add(location, entries, "left by an interrupted write")
                 whole.add(location)
     return found
 
@@ -234,129 +235,37 @@ def _absolute(location: str | os.PathLike[str]) -> str:
     return text if is_url(text) else os.path.realpath(text)
 
 
-@dataclass(frozen=True)
-class _Tree:
-    """Everything below a folder or address that holds runs and models."""
-
-    location: str
-    entries: list[Entry]
-
-    @classmethod
-    def of(cls, location: str) -> _Tree:
-        if not is_url(location) and not os.path.isdir(location):
-            raise StoreError(f"{location} is not a folder", hint="check the path of the runs")
-        return cls(location, _entries(location))
-
-    def named_keys(self, store: str) -> set[str]:
-        """Every key that a document names; the store's own documents do not count."""
-        named: set[str] = set()
-        retired = tuple(self._retired_versions())
-        for entry in self.entries:
-            is_document = entry.key.endswith((".json", ".toml"))
-            if (
-                is_document
-                and not entry.key.startswith(retired)
-                and not _IN_ITEM.fullmatch(relative_to(join(self.location, entry.key), store))
-            ):
-                data = read_key(self.location, entry.key)
-                named.update(key.decode() for key in _KEY.findall(data or b""))
-        return named
-
-    def _retired_versions(self) -> Iterable[str]:
-        """Where the versions of registered models are that no alias and no reader needs."""
-        for entry in self.entries:
-            folder, _, name = entry.key.rpartition("/")
-            if name != ALIASES:
-                continue
-            location = join(self.location, folder) if folder else self.location
-            start = f"{folder}/{VERSIONS}" if folder else VERSIONS
-            unneeded = NamedModel(location).unneeded(grace_seconds=GRACE_SECONDS)
-            yield from (f"{start}/{version.id}/" for version in unneeded)
-
-    def is_planning(self, since: float) -> bool:
-        """Whether a run that said since then that it is there has not come to its plan: it may find anything."""
-        for entry in self.entries:
-            if entry.key.rpartition("/")[2] == "status.json" and entry.modified >= since:
-                with contextlib.suppress(ValueError):  # what others call so
-                    status = json.loads(read_key(self.location, entry.key) or b"{}")
-                    if isinstance(status, dict) and (status.get("state"), status.get("phase")) in PLANNING:
-                        return True
-        return False
-
-    def unfinished_plans(self) -> Iterable[dict[str, Any]]:
-        """Plans of runs that were started and have no result yet, or were started again since, with other rows."""
-        changed = {entry.key: entry.modified for entry in self.entries}
-        for key in sorted(changed):
-            folder = key.removesuffix("plan.json")
-            if key.rpartition("/")[2] != "plan.json":
-                continue
-            # every attempt writes job.json at its begin, and result.json at its end
-            begun = max(changed[key], changed.get(f"{folder}job.json", 0.0))
-            if begun > changed.get(f"{folder}result.json", 0.0):
-                data = read_key(self.location, key)
-                if data is not None:
-                    yield json.loads(data)
-
-    def partials(self, store: str, is_ours: Callable[[str], bool]) -> Iterable[tuple[str, int, float]]:
-        """What interrupted writes left, files and folders: location, bytes, last change."""
-        found: dict[str, list[Entry]] = {}
-        keys = {entry.key.rstrip("/") for entry in self.entries}
-        for entry in self.entries:
-            parts = entry.key.rstrip("/").split("/")
-            for depth, part in enumerate(parts, start=1):
-                left = _LEFT.fullmatch(part)
-                if left is None:
-                    continue
-                key, whole = "/".join(parts[:depth]), "/".join([*parts[: depth - 1], left["whole"] or part])
-                # what was replaced is all that there is, until the other one is in its place
-                if (left["what"] == "partial" or whole in keys) and (
-                    left["whole"] is None
-                    or _IN_ITEM.fullmatch(relative_to(join(self.location, whole), store))
-                    or any(
-                        is_ours(join(self.location, *name))
-                        for name in ([key], [whole.removesuffix(".lock")], *_above(parts[:depth]))
-                    )
-                ):
-                    found.setdefault(key, []).append(entry)
-                break
-        for key, entries in sorted(found.items()):
-            yield join(self.location, key), sum(e.num_bytes for e in entries), max(e.modified for e in entries)
+# --- what is there ----------------------------------------------------------------------------------------------------
 
 
-def _above(parts: list[str]) -> Iterable[list[str]]:
-    """Every folder that something lies in, from the tree on."""
-    return (parts[:depth] for depth in range(len(parts)))
-
-
-def _is_ours(location: str) -> bool:
-    """Whether a folder is a run, a registered model, or an array or a group of dkrr."""
-    try:
-        return bool(kind_of(location))
-    except StoreError:
-        return False
-
-
-def _entries(location: str) -> list[Entry]:
-    """Files or objects below a location; of a file system also the folders, whose keys end in a slash."""
-    if is_url(location):
-        return list_entries(location)
-    folders = []
-    for parent, names, _ in os.walk(location, onerror=_refuse):
-        for name in names:
-            path = os.path.join(parent, name)
-            with contextlib.suppress(FileNotFoundError):
-                folders.append(Entry(f"{os.path.relpath(path, location)}/", 0, os.lstat(path).st_mtime))
-    return [*list_entries(location), *folders]
-
-
-def _refuse(error: OSError) -> None:
-    """A run may lie in a folder that cannot be read; not in one that is gone, or is the file system's own.
+def _everything_below(location: str) -> tuple[list[Entry], list[str]]:
+    """Files or objects; of a file system also the folders, whose keys end in a slash, and the links out of arrays.
 
     Raises
     ------
     StoreError
-        It may.
+        There is no such folder, or one in it cannot be read, where a run may lie.
     """
+    if is_url(location):
+        return list_entries(location), []
+    if not os.path.isdir(location):
+        raise StoreError(f"{location} is not a folder", hint="check the path of the runs")
+    found, links = [], []
+    for parent, folders, names in os.walk(location, onerror=_refuse):
+        for name in [*folders, *names]:
+            path = os.path.join(parent, name)
+            with contextlib.suppress(FileNotFoundError):
+                facts = os.lstat(path)
+                is_folder = stat.S_ISDIR(facts.st_mode)
+                key = os.path.relpath(path, location) + "/" * is_folder
+                found.append(Entry(key, 0 if is_folder else facts.st_size, facts.st_mtime))
+                if stat.S_ISLNK(facts.st_mode) and "zarr.json" not in names:
+                    links.append(path)
+    return found, links
+
+
+def _refuse(error: OSError) -> None:
+    """A run may lie in a folder that cannot be read; not in one that is gone, or is the file system's own."""
     folder = str(error.filename)
     if not isinstance(error, FileNotFoundError) and name_of(folder) != "lost+found":
         raise StoreError(
@@ -365,46 +274,84 @@ def _refuse(error: OSError) -> None:
         )
 
 
-def _links(location: str) -> Iterable[str]:
-    """Symbolic links below a folder; there are none in arrays."""
-    for parent, folders, names in os.walk(location) if not is_url(location) else ():
-        if "zarr.json" in names:
-            folders.clear()
-        else:
-            yield from (path for name in [*folders, *names] if os.path.islink(path := os.path.join(parent, name)))
+def _named_keys(location: str, entries: list[Entry], store: str) -> set[str]:
+    """Every key that a document names; the store's own documents, and those of versions nobody needs, do not count."""
+    models = [entry.key.removesuffix(ALIASES) for entry in entries if name_of(entry.key) == ALIASES]
+    retired = tuple(
+        f"{folder}{VERSIONS}/{version.id}/"
+        for folder in models
+        for version in NamedModel(join(location, folder)).unneeded(grace_seconds=GRACE_SECONDS)
+    )
+    named: set[str] = set()
+    for entry in entries:
+        is_document = entry.key.endswith((".json", ".toml")) and not entry.key.startswith(retired)
+        if is_document and not _IN_ITEM.fullmatch(relative_to(join(location, entry.key), store)):
+            named.update(key.decode() for key in _KEY.findall(read_key(location, entry.key) or b""))
+    return named
 
 
-def _facts(location: str) -> tuple[int, float]:
-    """Bytes and last change: a chunk that is replaced changes the time of its folder."""
-    if not is_url(location) and not os.path.isdir(location):
-        facts = os.stat(location)
-        return facts.st_size, facts.st_mtime
-    # of an object there is nothing below
-    found = _entries(location) or [e for e in list_entries(parent_of(location)) if e.key == name_of(location)]
-    own = 0.0 if is_url(location) else os.stat(location).st_mtime
-    return sum(entry.num_bytes for entry in found), max([own, *(entry.modified for entry in found)])
+def _is_planning(location: str, entries: list[Entry], since: float) -> bool:
+    """Whether a run that said since then that it is there has not come to its plan: it may find anything."""
+    for entry in entries:
+        if name_of(entry.key) == "status.json" and entry.modified >= since:
+            with contextlib.suppress(ValueError):  # what others call so
+                status = json.loads(read_key(location, entry.key) or b"{}")
+                if isinstance(status, dict) and (status.get("state"), status.get("phase")) in PLANNING:
+                    return True
+    return False
 
 
-def _released_locks(root: str, kind: str, newest: float) -> Iterable[Garbage]:
-    """Locks that nobody holds: an object cannot be removed under a condition, so their holders leave them."""
-    folder = join(root, kind)
-    for entry in list_entries(folder):
-        of = entry.key.removesuffix(".lock")
-        if of != entry.key and _ITEM.fullmatch(f"{kind}/{of}") and entry.modified < newest:
-            data = read_key(folder, entry.key)
-            if data is not None and b'"released": true' in data:
-                yield Garbage(join(folder, entry.key), entry.num_bytes, "a lock that was released")
+def _unfinished_plans(location: str, entries: list[Entry]) -> Iterable[dict[str, Any]]:
+    """Plans of runs that were started and have no result yet, or were started again since, with other rows."""
+    changed = {entry.key: entry.modified for entry in entries}
+    for key in (key for key in changed if name_of(key) == "plan.json"):
+        # every attempt writes job.json at its begin, and result.json at its end
+        begun, ended = (changed.get(key.removesuffix("plan.json") + name, 0.0) for name in ("job.json", "result.json"))
+        if max(changed[key], begun) > ended:
+            yield json.loads(read_key(location, key) or b"{}")
 
 
-def _may_resume(array: str, kind: str, unfinished: list[dict[str, Any]]) -> bool:
+def _may_resume(array: str, unfinished: list[dict[str, Any]]) -> bool:
     """Whether one of the unfinished runs would find the array when it is started again."""
-    if kind == "scratch":
-        return False  # its name is drawn anew by every attempt
+    kind = name_of(parent_of(array))
     if kind not in ("grams", "factors"):
-        return bool(unfinished)
+        return bool(unfinished) and kind != "scratch"  # whose name is drawn anew by every attempt
     try:
         document = json.loads(read_key(array, "zarr.json") or b"")
         n, tile_size = document["shape"][0], document["chunk_grid"]["configuration"]["chunk_shape"][0]
     except (OSError, ValueError, LookupError, TypeError):
         return False  # nothing can be resumed from an array without metadata
     return any((plan.get("num_rows"), plan.get("tile_size")) == (n, tile_size) for plan in unfinished)
+
+
+def _partials(
+    location: str, entries: list[Entry], store: str, is_ours: Callable[[str], bool]
+) -> list[tuple[str, list[Entry]]]:
+    """What interrupted writes left, files and folders, and what is in them."""
+    found: dict[str, list[Entry]] = {}
+    keys = {entry.key.rstrip("/") for entry in entries}
+    for entry in entries:
+        parts = entry.key.rstrip("/").split("/")
+        depth, left = next(((k, match) for k, part in enumerate(parts) if (match := _LEFT.fullmatch(part))), (0, None))
+        if left is None:
+            continue
+        key, whole = "/".join(parts[: depth + 1]), "/".join([*parts[:depth], left["whole"] or parts[depth]])
+        # what was replaced is all that there is, until the other one is in its place
+        if left["what"] == "replaced" and whole not in keys:
+            continue
+        above = ["/".join(parts[:k]) for k in range(depth + 1)]  # every folder that it lies in
+        if (
+            left["whole"] is None
+            or _IN_ITEM.fullmatch(relative_to(join(location, whole), store))
+            or any(is_ours(join(location, name)) for name in [key, whole.removesuffix(".lock"), *above])
+        ):
+            found.setdefault(key, []).append(entry)
+    return [(join(location, key), of_it) for key, of_it in sorted(found.items())]
+
+
+def _is_ours(location: str) -> bool:
+    """Whether a folder is a run, a registered model, or an array or a group of dkrr."""
+    try:
+        return bool(kind_of(location))
+    except StoreError:
+        return False

@@ -19,8 +19,8 @@ from dkrr.jobs.registry import ALIASES, VERSIONS, NamedModel, check_version
 from dkrr.jobs.run_directory import RunDirectory, run_kind
 from dkrr.jobs.status import look_once
 from dkrr.kernels import kernel_from_dict
+from dkrr.linalg.gram import verify_factor, verify_gram
 from dkrr.linalg.operators import RidgeOperator, Rows
-from dkrr.linalg.verify import verify_factor, verify_gram
 from dkrr.models.model import BLOCK_ROWS, load_model
 from dkrr.store.files import arrays_below, is_url, join, list_keys, parent_of, read_json
 from dkrr.tiles import TileGrid, TileMatrix
@@ -156,7 +156,7 @@ def _describe_model(path: str) -> dict[str, Any]:
 def _verify_model(path: str) -> Iterator[str]:
 
     model = load_model(path)  # compares every key with the manifest
-    for rows in filter(None, (model.x_fit, model.dual_coef)):
+    for rows in (part for part in (model.x_fit, model.dual_coef) if part is not None):
         for start in range(0, rows.num_rows, BLOCK_ROWS):
             rows.read(start, min(start + BLOCK_ROWS, rows.num_rows))
     return iter(())

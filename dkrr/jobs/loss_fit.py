@@ -41,7 +41,6 @@ from dkrr.linalg.fit_losses import LossFit, fit_losses
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import quantile_names
 from dkrr.models.tiled import Solved, label_targets, loss_details, loss_parts
-from dkrr.store.failpoints import failpoint
 from dkrr.store.files import children
 
 __all__ = ["fit_loss", "loss_of"]
@@ -227,7 +226,6 @@ class _Progress:
             np.save(file, self._coefficients())
             self.directory.write_bytes(self.name, file.getvalue())
             self._saved = time.monotonic()
-            failpoint("loss.checkpoint.after_write")
 
     def remove(self) -> None:
         """Remove what was saved, and what fits of other rows left in this run."""

@@ -53,7 +53,7 @@ class Plan(Shown):
     seconds: ``estimated_seconds`` at the upper end of ``iterations``,
     ``estimated_low_seconds`` the total at the lower end. ``choice`` is what was asked for, ``candidates`` what else was
     possible, ``reasons`` a sentence for each of "solver", "precision", "rank" (of cg) and "tile_size" (of a factor).
-    ``split`` are the sums of the factor that are split, see :class:`~dkrr.linalg.factor_schedule.Split`;
+    ``split`` are the sums of the factor that are split, see :class:`~dkrr.linalg.direct.Split`;
     ``expected_efficiency`` is the share of the workers' time that a simulation of the factorisation finds busy, 0 where
     there is no factor. ``reused`` is what earlier fits in the store save: "factor" (rows, tiles, flops, seconds),
     "scaling" and "center", and empty where all is computed. ``loss`` is another one than the square: "loss", "C", and

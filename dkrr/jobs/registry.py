@@ -31,6 +31,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -42,12 +43,10 @@ from dkrr.store.documents import (
     MANIFEST,
     check_manifest,
     create_json,
-    manifest_digest,
     plain,
     read_versioned,
     swap_json,
 )
-from dkrr.store.failpoints import failpoint
 from dkrr.store.files import (
     children,
     delete_key,
@@ -118,7 +117,6 @@ class _Document(BaseModel):
     """A JSON document of a registry."""
 
     model_config = ConfigDict(frozen=True, populate_by_name=True)
-    format: str
     format_version: Literal[1] = 1
 
     @classmethod
@@ -130,13 +128,14 @@ class _Document(BaseModel):
         StoreError
             It is of another format, or unreadable.
         """
-        if not isinstance(document, dict) or document.get("format") != cls.model_fields["format"].default:
-            raise StoreError(f"{location} was not written by dkrr", hint="check the path of the registry")
         try:
             return cls.model_validate(document)
         except ValidationError as exc:
             what = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in exc.errors()[:3])
-            raise StoreError(f"{location} cannot be read ({what})", hint="restore it, or install a newer dkrr") from exc
+            raise StoreError(
+                f"{location} was not written by dkrr, or is damaged ({what})",
+                hint="check the path of the registry, restore the file, or install a newer dkrr",
+            ) from exc
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -163,7 +162,7 @@ class Aliases(_Document):
         The latest changes, oldest first: epoch, time, alias -> [before, after], why, host and pid.
     """
 
-    format: str = "dkrr-aliases"
+    format: Literal["dkrr-aliases"] = "dkrr-aliases"
     epoch: int
     fence: int
     targets: dict[str, str] = Field(alias="aliases")
@@ -172,16 +171,7 @@ class Aliases(_Document):
     history: tuple[dict[str, Any], ...]
 
     def moved(self, **targets: str | None) -> Aliases:
-        """With other versions behind some aliases; None removes an alias.
-
-        Raises
-        ------
-        StoreError
-            A version is being removed.
-        """
-        for name, version in targets.items():
-            if version in self.removing:
-                raise StoreError(f"{version} is being removed", hint=f"let {name} name another version")
+        """With other versions behind some aliases; None removes an alias."""
         merged: dict[str, str | None] = {**self.targets, **targets}
         after = {name: version for name, version in merged.items() if version is not None}
         released = {version: at for version, at in self.released.items() if version not in after.values()}
@@ -226,7 +216,7 @@ class Version(_Document):
         What else was said about it when it was published: scores, batches, the report of the gate.
     """
 
-    format: str = "dkrr-model-version"
+    format: Literal["dkrr-model-version"] = "dkrr-model-version"
     id: str
     number: int
     key: str
@@ -250,8 +240,7 @@ def check_version(version: Version) -> None:
     StoreError
         A key is missing, extra or changed.
     """
-    check_manifest(version.model_path)
-    found = manifest_digest(version.model_path)
+    found = check_manifest(version.model_path)
     if found != version.model_digest:
         raise StoreError(
             f"{version.model_path} is another model than was published ({found[:12]}, {version.model_digest[:12]} "
@@ -392,8 +381,7 @@ class NamedModel:
         attributes = document.get("attributes") if isinstance(document, dict) else None
         if not isinstance(attributes, dict) or attributes.get("format") != "dkrr-model":
             raise StoreError(f"{model_path} is not a model of dkrr", hint="give a model.zarr")
-        check_manifest(model_path)
-        digest = manifest_digest(model_path)
+        digest = check_manifest(model_path)
         key = key or digest
         versions = self.versions()
         version = next((found for found in versions if found.key == key), None)
@@ -418,6 +406,7 @@ class NamedModel:
     def _publish(self, model_path: str, number: int, key: str, digest: str, facts: dict[str, Any]) -> Version:
         """Copy a model, its record last."""
         name = f"{number:04d}-{key[:12]}"
+        arrays = [read_json(join(model_path, array), "zarr.json") for array in ("X_fit", "dual_coef")]
         version = Version(
             id=name,
             number=number,
@@ -425,21 +414,17 @@ class NamedModel:
             location=join(self.location, VERSIONS, name),
             model_digest=digest,
             created_at=utc_now(),
-            num_rows=_num_rows(model_path),
+            num_rows=next((int(array["shape"][0]) for array in arrays if isinstance(array, dict)), 0),
             facts=plain(facts),
         )
-        failpoint("registry.version.before_write")
         _copy(model_path, version.model_path)
         if not is_url(version.location):
             sync_folder(Path(version.location))
-        failpoint("registry.version.before_pointer")
+            for folder in Path(version.location).parents[:3]:  # each of which may be new
+                sync_path(folder)
         check_fence()
         # a version of this name that is there already has the same key, and so the same model
         create_json(version.location, RECORD, version.to_dict() | {"token": uuid.uuid4().hex}, durable=True)
-        if not is_url(version.location):  # versions, the model's folder and the registry may be new
-            for folder in Path(version.location).parents[:3]:
-                sync_path(folder)
-        failpoint("registry.version.after_write")
         found = self.version(name)
         if found is None:
             raise StoreError(f"{version.location} was removed while it was published", hint="start again")
@@ -461,6 +446,8 @@ class NamedModel:
 
         Raises
         ------
+        StoreError
+            A version that an alias is to name is not there, or being removed.
         LockedError
             A later holder of the lease has been here, or others were faster again and again.
         """
@@ -475,17 +462,17 @@ class NamedModel:
             after = change(before).model_copy(update={"fence": fence})
             if after == before:
                 return before
+            # a deletion that begins after the aliases were read keeps them from being replaced; one that has ended is
+            # seen here
+            for name in set(after.targets.values()) - set(before.targets.values()):
+                if name in before.removing or self.version(name) is None:
+                    raise StoreError(f"{name} was removed from {self.location}", hint="`dkrr models list` shows all")
             after = after.noted(before, why)
-            failpoint("registry.before_pointer")
             # the token is what no other writer writes: it tells whose document it is when an answer was lost
             document = after.to_dict() | {"token": uuid.uuid4().hex}
             # durable: what was said to be in production is that after a power failure, too
-            if version is None:
-                done = create_json(self.location, ALIASES, document, durable=True)
-            else:
-                done = swap_json(self.location, ALIASES, document, version, durable=True)
-            if done is not None:
-                failpoint("registry.after_pointer")
+            write = create_json if version is None else partial(swap_json, version=version)
+            if write(self.location, ALIASES, document, durable=True) is not None:
                 return after
             time.sleep(random.uniform(0.0, 0.01 * min(attempt + 1, 20)))  # noqa: S311  (spreads rivals, guards nothing)
         raise LockedError(
@@ -546,17 +533,10 @@ class NamedModel:
         StoreError
             There is no previous version, or it is damaged.
         """
-        previous = self.aliases().targets.get("previous")
-        if previous is None:
+        targets = self.aliases().targets
+        if "previous" not in targets:
             raise StoreError(f"{self.name} has no previous version", hint=f"`dkrr models promote {self.name} VERSION`")
-        check_version(self.resolve(previous))
-
-        def change(aliases: Aliases) -> Aliases:
-            if aliases.targets.get("previous") != previous:
-                raise LockedError(f"{self.name} was changed by another process meanwhile", hint="look, and try again")
-            return aliases.moved(production=previous, previous=aliases.targets.get("production"))
-
-        return self.change(change, why=why)
+        return self.promote(targets["previous"], expected=targets.get("production"), why=why)
 
     # --- deleting -----------------------------------------------------------------------------------------------------
 
@@ -595,7 +575,6 @@ class NamedModel:
 
         gone = self.change(mark, why="prune").removing
         for name in gone:
-            failpoint("registry.prune.before_delete")
             location = join(self.location, VERSIONS, name)
             delete_key(location, RECORD)  # first, so that a deletion which is interrupted leaves no version
             remove_array(location)
@@ -614,12 +593,6 @@ def _unneeded(versions: list[Version], aliases: Aliases, keep: int, grace_second
     ]
 
 
-def _num_rows(model_path: str) -> int:
-    """Training rows of a saved model, from its metadata."""
-    found = [read_json(join(model_path, name), "zarr.json") for name in ("X_fit", "dual_coef")]
-    return next((int(document["shape"][0]) for document in found if isinstance(document, dict)), 0)
-
-
 def _copy(source: str, target: str) -> None:
     """Every key of a saved model, its manifest last."""
     for key in sorted(list_keys(source), key=lambda key: (key == MANIFEST, key)):
@@ -627,4 +600,3 @@ def _copy(source: str, target: str) -> None:
         if data is None:
             raise StoreError(f"{key} of {source} is gone", hint="it was replaced during the copy; start again")
         write_key(target, key, data)
-        failpoint("registry.version.mid_copy")

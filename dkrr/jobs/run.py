@@ -35,7 +35,7 @@ from dkrr.jobs.prepare import Prepared, prepare
 from dkrr.jobs.run_directory import RunDirectory
 from dkrr.jobs.solve import FitSummary, solve_and_save
 from dkrr.jobs.spec import JobSpec
-from dkrr.linalg.factor_schedule import Split
+from dkrr.linalg.cholesky import Split
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import load_model
 from dkrr.models.prediction import score_dataset

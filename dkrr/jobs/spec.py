@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from dkrr.dataset.destination import check_outside
+from dkrr.dataset.writer import check_outside
 from dkrr.engine import configuration
 from dkrr.errors import StoreError, StoreMismatchError
 from dkrr.fit.choices import SolverChoice
@@ -91,7 +91,7 @@ class DataSpec(Table):
     header
         Whether the first line of a text file has names.
     delimiter
-        What separates the fields of a text file; found unless given.
+        What separates the fields of a text file; a comma unless given, or a semicolon where decimal is a comma.
     decimal
         What stands before the fraction of a number in a text file.
     missing
@@ -123,7 +123,25 @@ class DataSpec(Table):
         return {**columns, **self.text_options(), "missing": self.missing}
 
 
-class EvaluateSpec(Table):
+class HeldOutRows(Table):
+    """Which rows no fit sees: those of a file, those that a mask or a column marks, or a share of all."""
+
+    path: Location | None = None
+    mask: Column | None = None
+    fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
+
+    @field_validator("mask")
+    @classmethod
+    def _locate_mask(cls, value: Any, info: ValidationInfo) -> Any:
+        return locate(value, info) if is_data_file(value) else value
+
+    @property
+    def mask_is_file(self) -> bool:
+        """Whether ``mask`` names a file and not a column."""
+        return is_data_file(self.mask)
+
+
+class EvaluateSpec(HeldOutRows):
     """``[evaluate]``: which rows are held out, and the score on them. One of ``path``, ``mask``, ``fraction``.
 
     ``mask`` is a column of the data (name or number) or a file, of which ``mask_column`` is used; true means held out.
@@ -151,18 +169,10 @@ class EvaluateSpec(Table):
         Coverage of prediction intervals: keep what they need, and count the held-out rows inside.
     """
 
-    path: Location | None = None
-    mask: Column | None = None
     mask_column: Column = 0
-    fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     metric: Literal["rmse", "r2", "accuracy", "balanced_accuracy", "log_loss", "pinball"] | None = None
     leave_one_out: bool | None = None
     intervals: Annotated[float, Field(gt=0, lt=1)] | None = None
-
-    @field_validator("mask")
-    @classmethod
-    def _locate_mask(cls, value: Any, info: ValidationInfo) -> Any:
-        return locate(value, info) if is_data_file(value) else value
 
     @field_validator("leave_one_out", mode="before")
     @classmethod
@@ -176,11 +186,6 @@ class EvaluateSpec(Table):
         if len(given) != 1 and given != ["path", "mask"] and not alone:
             raise ValueError(f"one of path, mask and fraction expected, {' and '.join(given) or 'none'} given")
         return self
-
-    @property
-    def mask_is_file(self) -> bool:
-        """Whether ``mask`` names a file and not a column of the data."""
-        return is_data_file(self.mask)
 
 
 class SolverSpec(Table):

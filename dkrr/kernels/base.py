@@ -1,9 +1,9 @@
-"""What a kernel is: a block of it, walked in strips that stay in the cache of one core, and sums and products.
+"""What a kernel is: parameters and rows that are checked, a block that is walked in strips, and sums and products.
 
 A kernel is frozen parameters and two ways to act on rows: ``block(A, B, out)`` for the tile floor, ``diag(A)`` for the
 diagonal. A kernel of one distance or inner product is a :class:`~dkrr.kernels.pairwise.Pairwise` and writes its
 formula. Any other writes ``_fill`` (operands once per block, then one strip at a time) and ``_diag``; strips,
-symmetry, the exact diagonal and the finiteness check are here.
+symmetry, the exact diagonal and the finiteness check are here. Each parameter has one check, in ``checks``.
 
 A kernel is one matrix product followed by a few passes of elementwise arithmetic. Done on the whole block, every pass
 streams it through memory; done on strips of half a mebibyte, only the result does. A strip handed to a kernel is always
@@ -16,31 +16,28 @@ Cost, rbf with d = 10 on one core: 1.6 ns an entry with full rows of 2,048, 2.2 
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from dkrr.errors import ParameterError
-from dkrr.kernels.checks import (
-    FloatArray,
-    as_rows,
-    check_features,
-    check_out,
-    finite_guard,
-    overflow,
-    positive,
-)
+from dkrr.errors import DataError, ParameterError
 from dkrr.markup import telling
 
+FloatArray = npt.NDArray[np.float64]
 # check(kernel, parameter, value) is the value of a parameter, or raises.
 Checks = Mapping[str, Callable[[str, str, Any], Any]]
 # fill(rows, columns, strip) writes k(A[rows], B[columns]) into the contiguous float64 strip.
 Fill = Callable[[slice, slice, FloatArray], None]
 
+# Bound on the terms of a sum that is to be proved finite from its operands alone: leaves room for 1e8 of them.
+LIMIT = 1e300
 # 512 KiB: a strip, a scratch strip and a packed operand fit into an L2 of 2 MiB, and still into one of 1 MiB.
 STRIP_ENTRIES = 1 << 16
 STRIP_COLUMNS = 2048
@@ -51,6 +48,105 @@ MIRROR_EDGE = 64
 # Beyond, differences are taken first, of rows as they are. The rows of one side decide: if only the others are far,
 # their entries are nearly 0.
 MAX_EXTENT = 24.0
+
+
+def nearest(name: str, allowed: Iterable[str]) -> str:
+    """A hint for a wrong name: the nearest right one, then all of them."""
+    lowered = {item.lower(): item for item in sorted(allowed)}
+    close = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.5)
+    listed = f"allowed: {', '.join(lowered.values())}" if lowered else "none is allowed here"
+    return f"did you mean {lowered[close[0]]!r}? {listed}" if close else listed
+
+
+def check_names(what: str, given: Mapping[str, Any], allowed: Iterable[str]) -> None:
+    """Raise ParameterError for the first key of ``given`` that is not allowed."""
+    allowed = list(allowed)
+    for key in given:
+        if key not in allowed:
+            raise ParameterError(f"{what} has no parameter {key!r}", hint=nearest(str(key), allowed))
+
+
+def finite(kernel: str, name: str, value: Any, *, above: float = -math.inf) -> float:
+    """``value`` as a finite float larger than ``above``."""
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
+    is_wrong = isinstance(value, (bool, np.bool_)) or not isinstance(value, Real) or not math.isfinite(value)
+    if is_wrong or value <= above:
+        least = "" if above == -math.inf else f" > {above:g}"
+        raise ParameterError(f"{name} = {value!r} for kernel {kernel!r}", hint=f"a finite number{least} is expected")
+    return float(value)
+
+
+def positive(kernel: str, name: str, value: Any) -> float:
+    """``value`` as a finite float > 0."""
+    return finite(kernel, name, value, above=0.0)
+
+
+def positive_or_vector(kernel: str, name: str, value: Any) -> float | tuple[float, ...]:
+    """``value`` as a float > 0, or a sequence as a tuple of them (one per feature)."""
+    if isinstance(value, np.ndarray) and value.ndim == 1:
+        value = value.tolist()
+    if not isinstance(value, (list, tuple)):
+        return positive(kernel, name, value)
+    if not value:
+        raise ParameterError(f"{name} = {value!r} for kernel {kernel!r}", hint="give a number, or one per feature")
+    return tuple(positive(kernel, f"{name}[{i}]", item) for i, item in enumerate(value))
+
+
+def as_rows(rows: Any, side: str) -> FloatArray:
+    """``rows`` as a C-contiguous float64 array (m, d); no copy where it is one already."""
+    array = np.asarray(rows)
+    if array.ndim != 2 or array.shape[1] == 0:
+        raise DataError(f"{side} has shape {array.shape}; (rows, features) expected", hint="reshape it to two")
+    if array.dtype.kind not in "fiub":
+        raise DataError(f"{side} has dtype {array.dtype}; real numbers expected", hint="convert it to float64")
+    return np.ascontiguousarray(array, dtype=np.float64)
+
+
+def both_sides(A: Any, B: Any, *, same: bool = False) -> tuple[FloatArray, FloatArray]:
+    """A (m, d) and B (n, d) as :func:`as_rows` gives them; with ``same`` they are one array."""
+    A = as_rows(A, "A")
+    B = A if same else as_rows(B, "B")
+    if A.shape[1] != B.shape[1]:
+        raise DataError(f"A has {A.shape[1]} features, B has {B.shape[1]}", hint="both need the same features")
+    return A, B
+
+
+def check_out(out: npt.NDArray[Any], m: int, n: int) -> None:
+    """Raise ParameterError unless ``out`` can take an (m, n) block: float64 or float32, writable, contiguous rows."""
+    is_one = out.shape == (m, n) and out.dtype in (np.float64, np.float32) and out.flags.writeable
+    if not is_one or (m > 0 and n > 1 and out.strides[1] != out.itemsize):
+        raise ParameterError(
+            f"out has shape {out.shape}, dtype {out.dtype}, strides {out.strides} and writeable {out.flags.writeable}",
+            hint=f"({m}, {n}) float64 or float32 with writable, contiguous rows is expected",
+        )
+
+
+def _at_first(wrong: npt.NDArray[np.bool_], rows: FloatArray, side: str, expected: str, hint: str) -> DataError:
+    """The error for the first entry of the rows that is wrong."""
+    row, column = (int(index) for index in np.argwhere(wrong)[0])
+    value = float(rows[row, column])
+    message = f"{side}[{row}, {column}] = {value!r}; {expected}"
+    return DataError(message, hint=hint, row=row, column=column, value=value, side=side)
+
+
+def require_nonnegative(kernel: str, **sides: FloatArray) -> None:
+    """Raise DataError for the first negative entry. NaN passes; the finiteness check names it."""
+    for side, rows in sides.items():
+        if np.fmin.reduce(rows, axis=None, initial=0.0) < 0:
+            hint = "shift the features to start at 0, or take another kernel"
+            raise _at_first(rows < 0, rows, side, f"kernel {kernel!r} needs non-negative features", hint)
+
+
+def overflow(description: str, A: FloatArray, B: FloatArray) -> DataError:
+    """The error for a kernel that is not finite: names a bad entry of the rows if there is one, else the overflow."""
+    for rows, side in ((A, "A"), (B, "B")):
+        if not np.isfinite(rows).all():
+            return _at_first(~np.isfinite(rows), rows, side, "finite features expected", "remove or impute such rows")
+    largest = max(float(np.abs(rows).max(initial=0.0)) for rows in (A, B))
+    return DataError(
+        f"{description} is not finite on these rows (largest |feature| {largest:.3g})", hint="scale the features"
+    )
 
 
 class Kernel(ABC):
@@ -69,7 +165,7 @@ class Kernel(ABC):
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]  # every concrete kernel is a dataclass
             value = getattr(self, field.name)
-            if field.name in self.checks and not (value is None and field.default is None):
+            if field.name in self.checks and (value is not None or field.default is not None):
                 object.__setattr__(self, field.name, self.checks[field.name](self.name, field.name, value))
 
     @property
@@ -129,15 +225,11 @@ class Kernel(ABC):
         (m, n) float64
         """
         same = A is B
-        rows_b = as_rows(B, "B")
-        rows_a = rows_b if same else as_rows(A, "A")
-        check_features(rows_a, rows_b)
+        rows_a, rows_b = both_sides(A, B, same=same)
         with np.errstate(all="ignore"):  # block() names what is not finite
-            is_moved = self.stationary and rows_b.size
-            center = self.center(rows_b.mean(axis=0), rows_b.std(axis=0)) if is_moved else None
+            center = self.center(rows_b.mean(axis=0), rows_b.std(axis=0)) if rows_b.size else None
             if center is not None:
-                rows_b = rows_b - center
-                rows_a = rows_b if same else rows_a - center
+                rows_a, rows_b = rows_a - center, rows_b - center
         return self.block(rows_a, rows_b, same=same)
 
     def block(
@@ -165,23 +257,44 @@ class Kernel(ABC):
         copy of the rows with two more columns, and four strips; what a callable or a scikit-learn kernel allocates by
         itself is its own affair.
         """
-        A = as_rows(A, "A")
-        B = A if same else as_rows(B, "B")
-        check_features(A, B)
-        if out is None:
-            out = np.empty((len(A), len(B)))
+        A, B = both_sides(A, B, same=same)
+        out = np.empty((len(A), len(B))) if out is None else out
         check_out(out, len(A), len(B))
         kernel = self.resolve(A.shape[1])
-        if out.size == 0:
-            return out
-        guard = None if kernel.bounded else finite_guard(kernel.describe(), A, B)
-        rows, columns = strip_shape(len(A), len(B), A.shape[1])
-        with np.errstate(all="ignore"):  # overflow is checked above, with the kernel's name
-            fill_strips(kernel._fill(A, B, rows * columns), out, rows, columns, guard, lower=same)
-            if same:
-                mirror(out)
-                np.einsum("ii->i", out)[...] = kernel._diag(A)
+        if out.size:
+            with np.errstate(all="ignore"):  # overflow is checked, with the kernel's name
+                kernel._fill_strips(A, B, out, lower=same)
+                if same:
+                    mirror(out)
+                    np.einsum("ii->i", out)[...] = kernel._diag(A)
         return out
+
+    def _fill_strips(self, A: FloatArray, B: FloatArray, out: npt.NDArray[Any], *, lower: bool) -> None:
+        """Fill ``out`` strip by strip, or the strips that meet its lower triangle.
+
+        The matrix product packs all columns of B anew for every strip, which costs about d / (2 rows) ns an entry. With
+        rows >= 2 d (at most 256) that stays below a tenth of the product itself.
+        """
+        (m, n), width = out.shape, min(len(B), STRIP_COLUMNS)
+        height = min(m, max(1, STRIP_ENTRIES // width, min(2 * A.shape[1], 256)))
+        fill, scratch = self._fill(A, B, height * width), np.empty(height * width)
+        for i in range(0, m, height):
+            rows = slice(i, min(i + height, m))
+            end = rows.stop if lower else n
+            for j in range(0, end, width):
+                columns = slice(j, min(j + width, end))
+                target = out[rows, columns]
+                is_direct = target.flags.c_contiguous and target.dtype == np.float64
+                strip = target if is_direct else scratch[: target.size].reshape(target.shape)
+                fill(rows, columns, strip)
+                if not is_direct:
+                    np.copyto(target, strip, casting="same_kind")
+                if not self.bounded:
+                    # Checked while it is hot, and after the cast: 1e39 is finite in float64 only. Infinity and NaN
+                    # survive a sum of squares, which is the cheapest pass; it may also overflow by itself.
+                    flat = (strip if target.dtype == np.float64 else target).ravel()
+                    if not np.isfinite(flat @ flat) and not np.isfinite(flat).all():
+                        raise overflow(self.describe(), A, B)
 
     def diag(self, A: npt.ArrayLike) -> FloatArray:
         """k(a_i, a_i) for each row of A (m, d): (m,) float64, exactly the diagonal of ``block(A, A, same=True)``."""
@@ -204,8 +317,12 @@ class Kernel(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """The kernel as plain JSON values; :func:`~dkrr.kernels.kernel_from_dict` is the exact inverse."""
+
+        def plain(value: Any) -> Any:
+            return [item.to_dict() if isinstance(item, Kernel) else item for item in value]
+
         given = self._parameters().items()
-        return {"kernel": self.name} | {key: list(value) if isinstance(value, tuple) else value for key, value in given}
+        return {"kernel": self.name} | {k: plain(value) if isinstance(value, tuple) else value for k, value in given}
 
     def __repr__(self) -> str:
         shown = telling(self._parameters()).items()
@@ -227,46 +344,6 @@ class Kernel(ABC):
 
     def __rmul__(self, other: float) -> Product:
         return _combine(Product, other, self)
-
-
-def strip_shape(m: int, n: int, d: int) -> tuple[int, int]:
-    """Rows and columns of the strips of an (m, n) block of rows with d features.
-
-    The matrix product packs all columns of B anew for every strip, which costs about d / (2 rows) ns an entry. With
-    rows >= 2 d (at most 256) that stays below a tenth of the product itself.
-    """
-    columns = max(1, min(n, STRIP_COLUMNS))
-    rows = max(STRIP_ENTRIES // columns, min(2 * d, 256))
-    return max(1, min(m, rows)), columns
-
-
-def fill_strips(
-    fill: Fill,
-    out: npt.NDArray[Any],
-    num_rows: int,
-    num_columns: int,
-    check: Callable[[npt.NDArray[Any]], None] | None = None,
-    *,
-    lower: bool = False,
-) -> None:
-    """Fill ``out`` strip by strip, or the strips that meet its lower triangle; ``check`` sees each while it is hot."""
-    m, n = out.shape
-    scratch = np.empty(0)
-    for i in range(0, m, num_rows):
-        rows = slice(i, min(i + num_rows, m))
-        for j in range(0, rows.stop if lower else n, num_columns):
-            columns = slice(j, min(j + num_columns, rows.stop if lower else n))
-            target = out[rows, columns]
-            strip = target
-            if not target.flags.c_contiguous or target.dtype != np.float64:
-                scratch = scratch if scratch.size else np.empty(num_rows * num_columns)
-                strip = scratch[: target.size].reshape(target.shape)
-            fill(rows, columns, strip)
-            if strip is not target:
-                np.copyto(target, strip, casting="same_kind")
-            if check is not None:
-                # The value that counts is the one after the cast: 1e39 is finite in float64 only.
-                check(strip if target.dtype == np.float64 else target)
 
 
 def mirror(out: npt.NDArray[Any]) -> None:
@@ -298,20 +375,20 @@ class Constant(Kernel):
         return np.full(len(A), self.value)
 
 
+def _kernels_on_rows(kernel: str, name: str, value: Any) -> tuple[Kernel, ...]:
+    listed = value if isinstance(value, (list, tuple)) else ()
+    if not listed or any(not isinstance(part, Kernel) or part.name == "precomputed" for part in listed):
+        raise ParameterError(f"{name} = {value!r} of kernel {kernel!r}", hint="give kernels that act on rows")
+    return tuple(listed)
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class _Composite(Kernel):
     """Kernels combined entry by entry with one commutative operation."""
 
+    checks: ClassVar[Checks] = {"terms": _kernels_on_rows, "factors": _kernels_on_rows}
     parts_field: ClassVar[str]
     operation: ClassVar[np.ufunc]
-
-    def __post_init__(self) -> None:
-        parts = getattr(self, self.parts_field)
-        listed = parts if isinstance(parts, (list, tuple)) else ()
-        if not listed or any(not isinstance(part, Kernel) or part.name == "precomputed" for part in listed):
-            given = f"{self.parts_field} = {parts!r} of kernel {self.name!r}"
-            raise ParameterError(given, hint="give kernels that act on rows")
-        object.__setattr__(self, self.parts_field, tuple(parts))
 
     @property
     def parts(self) -> tuple[Kernel, ...]:
@@ -326,33 +403,25 @@ class _Composite(Kernel):
         return all(part.positive_semidefinite for part in self.parts)  # for products by Schur's theorem
 
     def resolve(self, num_features: int) -> Self:
-        parts = tuple(part.resolve(num_features) for part in self.parts)
-        if all(new is old for new, old in zip(parts, self.parts, strict=True)):
-            return self
-        return type(self)(**{self.parts_field: parts})
+        return type(self)(**{self.parts_field: [part.resolve(num_features) for part in self.parts]})
 
     def extent(self, rows: FloatArray) -> float:
         return max(part.extent(rows) for part in self.parts)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"kernel": self.name, self.parts_field: [part.to_dict() for part in self.parts]}
 
     def _fill(self, A: FloatArray, B: FloatArray, entries: int) -> Fill:
         # Rows of a stationary kernel come centred by the caller. Those of a mixture cannot be, so that its stationary
         # parts are centred here, where :meth:`center` would: |a|^2 + |b|^2 - 2 a.b cancels far from the origin.
         is_mixture = not self.stationary and any(part.stationary for part in self.parts)
-        moments = (B.mean(axis=0), B.std(axis=0)) if is_mixture else None
-        fills = []
+        fills, scratch = [], np.empty(entries)
         for part in self.parts:
-            center = None if moments is None else part.center(*moments)
-            left, right = (A, B) if center is None or not center.any() else (A - center, B - center)
-            fills.append(part._fill(left, right, entries))
-        scratch = np.empty(entries if len(fills) > 1 else 0)
+            center = part.center(B.mean(axis=0), B.std(axis=0)) if is_mixture else None
+            sides = (A, B) if center is None else (A - center, B - center)
+            fills.append(part._fill(*sides, entries))
 
         def fill(rows: slice, columns: slice, strip: FloatArray) -> None:
             fills[0](rows, columns, strip)
+            other = scratch[: strip.size].reshape(strip.shape)
             for part, fill_part in zip(self.parts[1:], fills[1:], strict=True):
-                other = scratch[: strip.size].reshape(strip.shape)
                 if not isinstance(part, Constant):
                     fill_part(rows, columns, other)
                 self.operation(strip, part.value if isinstance(part, Constant) else other, out=strip)

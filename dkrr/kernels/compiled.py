@@ -8,6 +8,10 @@ the features, the kernel's formula, and at once the two sums that need the entri
 so that an entry is never stored. Rows are packed as (blocks, d, ROWS), columns as (panels, d, 2 width), zero where
 there is none: no loop has a remainder, and what a row gets does not depend on its place or on its neighbours.
 
+B^T (Y - B P) needs whole rows of B before B^T can be applied: there a block of rows of entries goes to a buffer
+(128 KiB for 8,000 columns in float32) that stays in the cache, and both sums run over it, in float64 for entries of
+either precision.
+
 A loop that is left to the compiler's vectoriser gets vectors of the width that the compiler thinks best (half of what
 AVX-512 offers), or none at all if it cannot prove that two arrays are apart. Vectors written out are always vectors:
 LLVM splits them where the machine has narrower ones. Multiplications are contracted with additions where the machine
@@ -38,8 +42,9 @@ from numba.extending import intrinsic
 
 ROWS = 4
 PANEL_VECTORS = 2
-# how a step ends: into the two sums, or into a buffer
+# how a step ends: into the two sums, or into a buffer; and the step that begins with entries of such a buffer
 SUMS, STORE = "sums", "store"
+STORED = f"stored stored 0 {SUMS}"
 LOG2E = 1.4426950408889634
 # What is compiled into a step beside the file of the compiled function, which is all that Numba looks at.
 _STAMP = zlib.crc32(Path(__file__).read_bytes())
@@ -196,15 +201,6 @@ class Vectors:
     def exp(self, x: _Lanes, out: Any = None) -> _Lanes:
         return _Lanes(self, self.exp2((x * LOG2E).values))
 
-    def scratch(self, x: _Lanes) -> None:
-        """Nothing: instructions have a place of their own for every result, whatever ``out`` is."""
-
-    def copy(self, x: _Lanes) -> _Lanes:
-        return x
-
-    def negative(self, x: _Lanes, out: Any = None) -> _Lanes:
-        return -x
-
     def sqrt(self, x: _Lanes, out: Any = None) -> _Lanes:
         return _Lanes(self, [self.call("sqrt", value) for value in x.values])
 
@@ -265,8 +261,9 @@ class _Step:
         distance, self.formula, _, self.end = signature.args[0].literal_value.split()
         # the weight of each feature follows the factor
         self.distance, self.weighted = distance.removeprefix("weighted_"), distance.startswith("weighted_")
-        kind = signature.args[1].dtype
-        self.b, self.v = builder, Vectors(builder, kind.bitwidth, _vector_bytes() * 8 // kind.bitwidth)
+        bits, bits_of_sums = (signature.args[k].dtype.bitwidth for k in (1, 5))
+        self.b, self.v = builder, Vectors(builder, bits, _vector_bytes() * 8 // bits)
+        self.wide = Vectors(builder, bits_of_sums, self.v.width)
         self.panel = PANEL_VECTORS * self.v.width
         pairs = zip(signature.args[1:10], arguments[1:10], strict=True)
         arrays = [context.make_array(kind)(context, builder, value) for kind, value in pairs]
@@ -290,7 +287,7 @@ class _Step:
 
     def emit(self) -> None:
         b, v = self.b, self.v
-        values = self._formula(self._distances())
+        values = self._stored() if self.distance == "stored" else self._formula(self._distances())
         entries = [values[r : r + PANEL_VECTORS] for r in range(0, len(values), PANEL_VECTORS)]
         if self.end == STORE:
             for r, row in enumerate(entries):
@@ -298,7 +295,9 @@ class _Step:
                 for value, pointer in zip(row, self.panel_at(7, self.first_panel, (self.triangle, r)), strict=True):
                     v.store(value, pointer)
             return
-        self._below_diagonal(entries)
+        if self.distance != "stored":
+            self._below_diagonal(entries)
+        v = self.wide
         t, s = self.shape[4][1], self.shape[5][1]
         with cgutils.for_range(b, t) as loop:
             factors = self.panel_at(4, (self.column_panel, t, self.panel), (loop.index, self.panel))
@@ -314,10 +313,16 @@ class _Step:
     def _add(self, factors: list[Any], entries: Any, sums: list[Any]) -> None:
         """To each sum, a row of entries times the factors."""
         for row, pointer in zip(entries, sums, strict=True):
-            total = self.v.load(pointer)
+            total = self.wide.load(pointer)
             for entry, factor in zip(row, factors, strict=True):
-                total = self.v.multiply_add(entry, factor, total)
-            self.v.store(total, pointer)
+                total = self.wide.multiply_add(entry, factor, total)
+            self.wide.store(total, pointer)
+
+    def _stored(self) -> list[Any]:
+        """Entries of a buffer (panels, ROWS, panel), as wide as the sums."""
+        start = (self.column_panel, ROWS * self.panel)
+        values = [self.v.load(p) for r in range(ROWS) for p in self.panel_at(0, start, r * self.panel)]
+        return values if self.wide.bits == self.v.bits else [self.b.fpext(value, self.wide.type) for value in values]
 
     def _distances(self) -> list[Any]:
         """Inner products with and without offsets, squared distances or 1-norms: vectors, row by row."""
@@ -485,3 +490,36 @@ def fill_function(kind: str, width: int) -> Any:
                         out[top + r, left + k] = buffer[r, k]
 
     return _compile(fill)
+
+
+@cache
+def two_sided_function(kind: str, width: int) -> Any:
+    """The function for one kind of kernel.
+
+    ``two_sided(a, offset_a, b, offset_b, p, y, weight, w, factor)`` with P (panels, t, panel), or (0, t, panel) for
+    none, Y (rows, t), W (panels, t, panel), all float64: adds B^T diag(weight) (Y - B P) to W.
+    """
+    kind, rows, panel, lanes = f"{kind} {STORE}", ROWS, PANEL_VECTORS * width, vector_width(np.float64)
+    stored, parts = STORED, width // lanes
+
+    def two_sided(a, offset_a, b, offset_b, p, y, weight, w, factor):  # type: ignore[no-untyped-def]
+        panels, t = b.shape[0], w.shape[1]
+        entries = np.empty((panels, rows, panel), a.dtype)
+        row_sums, v, nothing = np.empty((t, rows, width)), np.empty((1, t, rows)), np.empty((1, 0, 1))
+        for i in range(a.shape[0]):
+            row_sums[:] = 0.0
+            for j in range(panels):
+                # the last two: where the first entry goes, and how far apart rows are
+                _step(kind, a, offset_a, b, offset_b, a, a, a, entries, factor, i, j, j * rows * panel, panel)
+                if p.shape[0] > 0:
+                    _step(stored, entries, w, w, w, p, nothing, row_sums, w, factor, 0, j, 0, 0)
+            for c in range(t):
+                for r in range(rows):
+                    total = y[i * rows + r, c]
+                    for k in range(parts):
+                        total -= _sum(row_sums, (c * rows + r) * parts + k)
+                    v[0, c, r] = weight[i * rows + r] * total
+            for j in range(panels):
+                _step(stored, entries, w, w, w, nothing, v, row_sums, w, factor, 0, j, 0, 0)
+
+    return _compile(two_sided)

@@ -30,8 +30,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dkrr.errors import DataError, ParameterError
-from dkrr.kernels.base import Kernel
-from dkrr.kernels.checks import FloatArray
+from dkrr.kernels.base import FloatArray, Kernel
 from dkrr.kernels.formulas import Linear, Polynomial
 
 # factorials beyond this one are no float64 numbers

@@ -15,8 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dkrr.errors import ParameterError
-from dkrr.kernels.base import Checks, Fill, Kernel
-from dkrr.kernels.checks import LIMIT, FloatArray, overflow, positive, require_nonnegative
+from dkrr.kernels.base import LIMIT, Checks, Fill, FloatArray, Kernel, overflow, positive, require_nonnegative
 from dkrr.kernels.pairwise import Formula, Pairwise, exponential, square_norms
 
 # Elements of NumPy's buffer in broadcast operations. With the default of 8,192 every operand of rows shorter than that
@@ -37,10 +36,10 @@ def power(degree: float) -> Formula:
     """x^degree"""
 
     def repeated(v: Any, x: Any) -> Any:
-        base = v.copy(x)
+        power = x
         for _ in range(int(degree) - 1):
-            x *= base
-        return x
+            power = power * x
+        return power
 
     if not isinstance(degree, int) or degree > MAX_REPEATED:
         return lambda v, x: v.power(x, degree, out=x)
@@ -129,18 +128,18 @@ class Cosine(Pairwise):
     positive_semidefinite = True
     bounded = True
 
-    def _inner(self, A: FloatArray, B: FloatArray) -> tuple[FloatArray, FloatArray]:
-        return super()._inner(*(self._units(rows, A, B) for rows in (A, B)))
-
-    def _units(self, rows: FloatArray, A: FloatArray, B: FloatArray) -> FloatArray:
-        if not square_norms(rows).max() < np.inf:
+    def _fill(self, A: FloatArray, B: FloatArray, entries: int) -> Fill:
+        if not self._is_proved(square_norms(A), square_norms(B)):
             raise overflow(self.describe(), A, B)
+        return super()._fill(self._units(A), self._units(B), entries)
+
+    @staticmethod
+    def _units(rows: FloatArray) -> FloatArray:
         # times a power of two, which changes no digit, the squares of no row underflow
         _, exponents = np.frexp(np.abs(rows).max(axis=1, keepdims=True))
         rows = np.ldexp(rows, -exponents)
         norms = np.sqrt(square_norms(rows))
-        norms[norms == 0] = 1.0
-        return rows / norms[:, np.newaxis]
+        return rows / np.where(norms == 0, 1.0, norms)[:, np.newaxis]
 
     def _diag(self, A: FloatArray) -> FloatArray:
         return np.where(A.any(axis=1), 1.0, 0.0)
@@ -185,30 +184,25 @@ class Laplacian(_Exponential):
 
 def matern12(v: Any, x: Any) -> Any:
     """exp(-r) of x = r^2"""
-    r = v.sqrt(x, out=x)
-    r *= -1.0
-    return v.exp(r, out=r)
+    return v.exp(-v.sqrt(x, out=x), out=x)
 
 
 def matern32(v: Any, x: Any) -> Any:
     """(1 + r) exp(-r) of x = r^2"""
     r = v.sqrt(x, out=x)
-    decay = v.negative(r, out=v.scratch(r))
-    decay = v.exp(decay, out=decay)
-    r += 1.0
-    r *= decay
-    return r
+    return v.exp(-r) * (r + 1.0)
 
 
 def matern52(v: Any, x: Any) -> Any:
     """(1 + r + r^2 / 3) exp(-r) of x = r^2"""
-    r = v.sqrt(x, out=v.scratch(x))
-    x *= 1.0 / 3.0
-    x += r
-    x += 1.0
-    r *= -1.0
-    x *= v.exp(r, out=r)
-    return x
+    r = v.sqrt(x)
+    return v.exp(-r) * (x * (1.0 / 3.0) + r + 1.0)
+
+
+def _half_integer(kernel: str, name: str, value: Any) -> float:
+    if isinstance(value, bool) or value not in (0.5, 1.5, 2.5):
+        raise ParameterError(f"{name} = {value!r} for kernel {kernel!r}", hint="0.5, 1.5 or 2.5 is expected")
+    return float(value)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -229,14 +223,9 @@ class Matern(Pairwise):
     name = "matern"
     distance = "squared"
     positive_semidefinite = True
+    checks: ClassVar[Checks] = {**Pairwise.checks, "nu": _half_integer}
     length_scale: float | tuple[float, ...] = 1.0
     nu: float = 1.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.nu, bool) or self.nu not in (0.5, 1.5, 2.5):
-            raise ParameterError(f"nu = {self.nu!r} for kernel {self.name!r}", hint="0.5, 1.5 or 2.5 is expected")
-        object.__setattr__(self, "nu", float(self.nu))
 
     @property
     def c(self) -> float:
@@ -262,9 +251,7 @@ class Precomputed(Kernel):
             "kernel 'precomputed' has no values on rows", hint="hand over the kernel matrix, or name another kernel"
         )
 
-    def _diag(self, A: FloatArray) -> FloatArray:
-        self._fill(A, A, 0)
-        raise NotImplementedError
+    _diag = _fill  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,16 +271,13 @@ class Chi2(Kernel):
     name = "chi2"
     positive_semidefinite = True
     bounded = True
-    gamma: float | None = 1.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "gamma", 1.0 if self.gamma is None else positive(self.name, "gamma", self.gamma))
+    checks: ClassVar[Checks] = {"gamma": lambda *given: 1.0 if given[2] is None else positive(*given)}
+    gamma: float = 1.0
 
     def _fill(self, A: FloatArray, B: FloatArray, entries: int) -> Fill:
-        for rows, side in ((A, "A"), (B, "B")):
-            require_nonnegative(self.name, rows, side)
-            if not np.einsum("ij,ij->i", rows, rows).max() < LIMIT:
-                raise overflow(self.describe(), A, B)
+        require_nonnegative(self.name, A=A, B=B)
+        if not all(square_norms(rows).max() < LIMIT for rows in (A, B)):
+            raise overflow(self.describe(), A, B)
         # 0 / 0 counts as 0: with the smallest normal number in place of 0 on one side it is, and no other term changes
         left = np.ascontiguousarray(np.maximum(A, np.finfo(np.float64).tiny).T)
         right = np.ascontiguousarray(B.T)
@@ -314,11 +298,11 @@ class Chi2(Kernel):
                     np.subtract(strip, term, out=strip)
             finally:
                 np.setbufsize(previous)
-            np.multiply(strip, self.gamma or 1.0, out=strip)
+            np.multiply(strip, self.gamma, out=strip)
             np.exp(strip, out=strip)
 
         return fill
 
     def _diag(self, A: FloatArray) -> FloatArray:
-        require_nonnegative(self.name, A, "A")
+        require_nonnegative(self.name, A=A)
         return np.ones(len(A))

@@ -20,13 +20,12 @@ import pkgutil
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from dkrr.errors import ParameterError
-from dkrr.kernels.base import Constant, Fill, Kernel, Product, Sum
-from dkrr.kernels.checks import FloatArray, check_names, nearest
+from dkrr.kernels.base import Checks, Constant, Fill, FloatArray, Kernel, Product, Sum, check_names, nearest
 from dkrr.kernels.formulas import RBF, Chi2, Cosine, Laplacian, Linear, Matern, Polynomial, Precomputed, Sigmoid
 
 KINDS = ("block", "pair")
@@ -37,6 +36,18 @@ REFUSED = {
     "CompoundKernel": "it has several outputs: give one kernel",
 }
 INFINITE = "float"  # the only key of a dictionary that stands for an infinite number
+
+
+def _callable(kernel: str, name: str, value: Any) -> Callable[..., Any]:
+    if not callable(value):
+        raise ParameterError(f"{name} = {value!r} of kernel {kernel!r}", hint="a callable is expected")
+    return value  # type: ignore[no-any-return]
+
+
+def _kind(kernel: str, name: str, value: Any) -> str:
+    if value not in KINDS:
+        raise ParameterError(f"{name} = {value!r} for kernel {kernel!r}", hint=f"allowed: {', '.join(KINDS)}")
+    return str(value)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -59,16 +70,10 @@ class FunctionKernel(Kernel):
     """
 
     name = "function"
+    checks: ClassVar[Checks] = {"function": _callable, "kind": _kind, "kernel_params": lambda *given: dict(given[2])}
     function: Callable[..., Any]
     kernel_params: Mapping[str, Any] = field(default_factory=dict, hash=False)
     kind: str | None = None
-
-    def __post_init__(self) -> None:
-        if not callable(self.function):
-            raise ParameterError(f"function = {self.function!r}", hint="a callable is expected")
-        if self.kind not in (*KINDS, None):
-            raise ParameterError(f"kind = {self.kind!r} for kernel {self.name!r}", hint=f"allowed: {', '.join(KINDS)}")
-        object.__setattr__(self, "kernel_params", dict(self.kernel_params))
 
     @property
     def _label(self) -> str:
@@ -78,10 +83,10 @@ class FunctionKernel(Kernel):
         super().resolve(num_features)
         if self.kind is not None:
             return self
-        kind = self._probe(num_features)
-        if kind == "pair":
+        found = dataclasses.replace(self, kind=self._probe(num_features))
+        if found.kind == "pair":
             warnings.warn(f"{self._label} takes pairs of rows, which is slow: {BLOCKS}", UserWarning, stacklevel=2)
-        return dataclasses.replace(self, kind=kind)
+        return found
 
     def _probe(self, num_features: int) -> str:
         """Find out what the function takes. The rows are fixed, distinct and between 0.1 and 0.9."""
@@ -192,30 +197,15 @@ class SklearnKernel(Kernel):
     """
 
     name = "sklearn"
+    checks: ClassVar[Checks] = {"kernel": lambda kernel, name, value: _own_copy(name, value)}
     kernel: Any = field(hash=False)
-
-    def __post_init__(self) -> None:
-        if not _is_sklearn_kernel(self.kernel):
-            raise ParameterError(f"kernel = {self.kernel!r}", hint=f"an object of {MODULE} is expected")
-        from sklearn.base import clone
-
-        object.__setattr__(self, "kernel", clone(self.kernel))  # ours alone: theirs can be changed in place
-        for part in self._parts:
-            if type(part).__name__ in REFUSED:
-                hint = REFUSED[type(part).__name__]
-                raise ParameterError(f"{part!r} inside the kernel {self.kernel!r}", hint=hint)
-
-    @property
-    def _parts(self) -> list[Any]:
-        """The kernel and all kernels nested in it."""
-        return [self.kernel, *filter(_is_sklearn_kernel, self.kernel.get_params().values())]
 
     @property
     def stationary(self) -> bool:
         return bool(self.kernel.is_stationary())
 
     def extent(self, rows: FloatArray) -> float:
-        lengths = [part.length_scale for part in self._parts if hasattr(part, "length_scale")]
+        lengths = [part.length_scale for part in _nested(self.kernel) if hasattr(part, "length_scale")]
         return float(np.sqrt(np.square(rows).sum(axis=1).max()) / min(map(np.min, lengths))) if lengths else 0.0
 
     def resolve(self, num_features: int) -> Self:
@@ -244,6 +234,22 @@ def _is_sklearn_kernel(value: Any) -> bool:
     return any(base.__name__ == "Kernel" and base.__module__ == MODULE for base in type(value).__mro__)
 
 
+def _nested(kernel: Any) -> list[Any]:
+    """The kernel and all kernels within it."""
+    return [kernel, *filter(_is_sklearn_kernel, kernel.get_params().values())]
+
+
+def _own_copy(name: str, value: Any) -> Any:
+    if not _is_sklearn_kernel(value):
+        raise ParameterError(f"{name} = {value!r}", hint=f"an object of {MODULE} is expected")
+    from sklearn.base import clone
+
+    for part in _nested(value):
+        if type(part).__name__ in REFUSED:
+            raise ParameterError(f"{part!r} inside the kernel {value!r}", hint=REFUSED[type(part).__name__])
+    return clone(value)  # theirs can be changed in place
+
+
 def _plain(kernel: Any) -> Any:
     """Class and parameters as JSON, of kernels within kernels too; no bounds, which only their optimizer needs."""
 
@@ -252,17 +258,13 @@ def _plain(kernel: Any) -> Any:
             return value.tolist()
         kind = type(value)
         if kind.__module__ != MODULE:
-            raise ParameterError(
-                f"kernel class {kind.__module__}.{kind.__name__} cannot be stored by name",
-                hint=f"only those of {MODULE} can",
-            )
+            what, hint = f"{kind.__module__}.{kind.__name__} in a kernel", f"classes of {MODULE}, numbers and lists can"
+            raise ParameterError(f"{what} cannot be stored by name", hint=hint)
         given = value.get_params(deep=False).items()
         kept = {name: item for name, item in sorted(given) if not name.endswith("_bounds")}
         for name, item in kept.items():
-            is_nan = isinstance(item, (float, np.ndarray)) and np.isnan(item).any()
-            if is_nan or (callable(item) and not _is_sklearn_kernel(item)):
-                what = f"{name} = {item!r} of {kind.__name__} cannot be stored"
-                raise ParameterError(what, hint="numbers, strings and lists can")
+            if isinstance(item, (float, np.ndarray)) and np.isnan(item).any():
+                raise ParameterError(f"{name} = {item!r} of {kind.__name__} cannot be stored", hint="numbers can")
         return {"class": kind.__name__, "parameters": kept}
 
     # JSON has no infinite number
@@ -278,11 +280,11 @@ def _object(value: dict[str, Any]) -> Any:
     from sklearn.gaussian_process import kernels
 
     check_names("kernel 'sklearn'", value, ("class", "parameters"))
-    own = {name: kind for name, kind in vars(kernels).items() if inspect.isclass(kind) and kind.__module__ == MODULE}
-    allowed = [name for name, kind in own.items() if issubclass(kind, kernels.Kernel) and not inspect.isabstract(kind)]
     name, parameters = value["class"], value.get("parameters", {})
-    if name not in allowed:
-        raise ParameterError(f"scikit-learn kernel class {name!r}", hint=nearest(str(name), allowed))
+    kinds = (kind for kind in vars(kernels).values() if inspect.isclass(kind) and kind.__module__ == MODULE)
+    own = {k.__name__: k for k in kinds if issubclass(k, kernels.Kernel) and not inspect.isabstract(k)}
+    if name not in own:
+        raise ParameterError(f"scikit-learn kernel class {name!r}", hint=nearest(str(name), own))
     check_names(f"scikit-learn kernel {name}", parameters, inspect.signature(own[name]).parameters)
     return own[name](**{key: np.asarray(item) if isinstance(item, list) else item for key, item in parameters.items()})
 

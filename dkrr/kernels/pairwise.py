@@ -1,9 +1,9 @@
 """Kernels that are a function of one distance or inner product of two rows, evaluated by NumPy or by compiled code.
 
 A subclass of :class:`Pairwise` says which number x of two rows it takes and writes its formula, f(v, x), once: for
-strips (``v`` is :class:`Strips`) and for the vectors of compiled code (``v`` is
-:class:`~dkrr.kernels.compiled.Vectors`, with sqrt, negative, copy and exp of numbers <= 0). x takes +, * and the
-minus sign. A formula may overwrite x, and should, and ``v.scratch(x)``: a strip then stays in the cache.
+strips (``v`` is NumPy) and for the vectors of compiled code (``v`` is :class:`~dkrr.kernels.compiled.Vectors`, with
+sqrt and exp of numbers <= 0). x takes +, * and the minus sign. A formula may overwrite x, and should: a strip then
+stays in the cache.
 
 Squared distances come from one matrix product of augmented rows,
 
@@ -36,8 +36,18 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
 from dkrr.errors import ParameterError
-from dkrr.kernels.base import MAX_EXTENT, Checks, Fill, Kernel
-from dkrr.kernels.checks import LIMIT, FloatArray, finite, overflow, positive, positive_or_vector
+from dkrr.kernels.base import (
+    LIMIT,
+    MAX_EXTENT,
+    Checks,
+    Fill,
+    FloatArray,
+    Kernel,
+    finite,
+    overflow,
+    positive,
+    positive_or_vector,
+)
 
 # Columns from which compiled code is used. Below, a product takes milliseconds with NumPy, Numba's import 0.3 s. It is
 # the columns that decide (in a prediction: the training rows), so that one row is predicted like a thousand.
@@ -63,23 +73,6 @@ Formula = Callable[[Any, Any], Any]
 def exponential(v: Any, x: Any) -> Any:
     """exp(x). Compiled code takes log2(e) x from the distances at once."""
     return v.exp(x, out=x)
-
-
-class Strips:
-    """What formulas are written in, on strips: functions of NumPy, and one scratch strip for their results."""
-
-    exp, sqrt, tanh, power, negative = np.exp, np.sqrt, np.tanh, np.power, np.negative
-
-    def __init__(self, entries: int) -> None:
-        self._scratch = np.empty(entries)
-
-    def scratch(self, x: FloatArray) -> FloatArray:
-        return self._scratch[: x.size].reshape(x.shape)
-
-    def copy(self, x: FloatArray) -> FloatArray:
-        place = self.scratch(x)
-        place[...] = x
-        return place
 
 
 class Pairwise(Kernel):
@@ -139,8 +132,7 @@ class Pairwise(Kernel):
         if not rows.size:
             return 0.0
         with np.errstate(all="ignore"):  # infinity is far, too
-            scaled = self._scaled(rows)
-            return self.resolve(rows.shape[1]).reach(scaled, square_norms(scaled))
+            return self.resolve(rows.shape[1]).reach(*self.scaled(rows))
 
     def reach(self, scaled: FloatArray, squares: FloatArray) -> float:
         """Largest distance from the origin, sqrt(|x|) or for 1-norms |x|, of rows divided by ``length_scale``."""
@@ -153,77 +145,64 @@ class Pairwise(Kernel):
         root = abs(unit) if self.distance == "manhattan" else np.sqrt(abs(unit))
         return np.broadcast_to(root / np.asarray(self.length_scale), num_features)
 
-    def _scaled(self, rows: FloatArray) -> FloatArray:
-        return rows if self.length_scale == 1.0 else rows / np.asarray(self.length_scale)
+    def scaled(self, rows: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Rows divided by ``length_scale``, and |x|^2 of each."""
+        rows = rows if self.length_scale == 1.0 else rows / np.asarray(self.length_scale)
+        return rows, square_norms(rows)
 
-    def _finish(self, x: FloatArray, strips: Strips) -> FloatArray:
+    def _is_proved(self, *squares: FloatArray) -> bool:
+        """Whether no sum of terms c |a|^2, c |b|^2 and c a.b overflows, as |a.b| <= max(|a|^2, |b|^2); NaN fails."""
+        return all(bool(each.max() * max(1.0, abs(self.c)) < LIMIT) for each in squares)
+
+    def _finish(self, x: FloatArray) -> FloatArray:
         """The formula of x, in place."""
-        values = self.formula(strips, x)
+        values = self.formula(np, x)
         if values is not x:
             x[...] = values
         return x
 
     def _diag(self, A: FloatArray) -> FloatArray:
-        if self.stationary:
-            return np.ones(len(A))
-        return self._finish(self.c * square_norms(A) + self.coef0, Strips(len(A)))
+        return np.ones(len(A)) if self.stationary else self._finish(self.c * square_norms(A) + self.coef0)
 
     def _fill(self, A: FloatArray, B: FloatArray, entries: int) -> Fill:
-        operands = self._inner(A, B) if self.distance == "inner" else self._squared(A, B)
-        if operands is None:
-            return self._differences(A, B, Strips(entries))
-        (left, right), sign = operands, np.sign(self.c) if self.stationary else 0.0
-        clip, strips = np.maximum if sign > 0 else np.minimum, Strips(entries)
+        (rows_a, squares_a), (rows_b, squares_b) = self.scaled(A), self.scaled(B)
+        if self.bounded and not self._is_proved(squares_a, squares_b):
+            raise overflow(self.describe(), A, B)
+        (m, d), n, c, sign = A.shape, len(B), self.c, 0.0
+        if self.distance == "inner" and c == 1.0 and self.coef0 == 0.0:
+            left, right = A, np.ascontiguousarray(B.T)  # with few features, a product is a third faster in C order
+        elif self.distance == "inner":
+            left, right = np.full((m, d + 1), self.coef0), np.ones((d + 1, n))
+            np.multiply(A, c, out=left[:, :d])
+            right[:d] = B.T
+        elif self.distance == "squared" and not self.exact and self.reach(rows_b, squares_b) <= MAX_EXTENT:
+            left, right, sign = np.ones((m, d + 2)), np.ones((d + 2, n)), np.sign(c)
+            np.multiply(rows_a, -2.0 * c, out=left[:, :d])
+            left[:, d], right[:d], right[d + 1] = c * squares_a, rows_b.T, c * squares_b
+        else:
+            return self._differences(A, B)
 
         def fill(rows: slice, columns: slice, strip: FloatArray) -> None:
             np.matmul(left[rows], right[:, columns], out=strip)
             # a reduction costs half of a pass that writes, and few strips need the pass
             if sign and (strip.min() < 0.0 if sign > 0 else strip.max() > 0.0):
-                clip(strip, 0.0, out=strip)
-            self._finish(strip, strips)
+                np.clip(strip, *((0.0, None) if sign > 0 else (None, 0.0)), out=strip)
+            self._finish(strip)
 
         return fill
 
-    def _inner(self, A: FloatArray, B: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Operands with the product c a.b + coef0; of a bounded kernel, proved not to overflow."""
-        if self.c == 1.0 and self.coef0 == 0.0:
-            return A, np.ascontiguousarray(B.T)  # with few features, a product is a third faster in C order
-        # |a.b| <= max(|a|^2, |b|^2)
-        if self.bounded and not all(abs(self.c) * square_norms(rows).max() < LIMIT for rows in (A, B)):
-            raise overflow(self.describe(), A, B)
-        d = A.shape[1]
-        left, right = np.full((len(A), d + 1), self.coef0), np.ones((d + 1, len(B)))
-        np.multiply(A, self.c, out=left[:, :d])
-        right[:d] = B.T
-        return left, right
-
-    def _squared(self, A: FloatArray, B: FloatArray) -> tuple[FloatArray, FloatArray] | None:
-        """Operands (m, d + 2) and (d + 2, n) with the product c |(a - b) / length_scale|^2, proved not to overflow.
-
-        None where differences are needed: B reaches too far, or the distance or the formula is no other.
-        """
-        if self.exact or self.distance != "squared":
-            return None
-        d, c = A.shape[1], self.c
-        left, right = np.ones((len(A), d + 2)), np.ones((d + 2, len(B)))
-        for source, operand, norm in ((A, left, d), (B, right.T, d + 1)):
-            rows = np.divide(source, self.length_scale, out=operand[:, :d])
-            operand[:, norm] = c * square_norms(rows)
-            # |a.b| <= max(|a|^2, |b|^2), so nothing in the product is larger than a few of these; NaN fails, too
-            if not np.abs(operand[:, norm]).max() < LIMIT:
-                raise overflow(self.describe(), A, B)
-        left[:, :d] *= -2.0 * c
-        return (left, right) if np.abs(right[d + 1]).max() <= MAX_EXTENT**2 else None
-
-    def _differences(self, A: FloatArray, B: FloatArray, strips: Strips) -> Fill:
-        """Fill strips from exact differences, proved to be free of overflow."""
+    def _differences(self, A: FloatArray, B: FloatArray) -> Fill:
+        """Fill strips from exact differences: compiled for many columns, and packed once."""
         if len(B) >= MIN_COLUMNS:
-            return _compiled_fill(self, A, B)
+            from dkrr.kernels.compiled import fill_function
+
+            packed = pack(self, A, B, np.float64)
+            assert packed is not None  # noqa: S101  (distances in float64 either fit or raise)
+            function = fill_function(packed.kind, packed.width)
+            return lambda rows, columns, strip: function(*packed.sides, strip, packed.factor, rows.start, columns.start)
         # powers of two do not round; the rest of a weight is in [1/2, 1)
         weights, powers = np.frexp(self.weights(A.shape[1], self.c))
         left, right = np.ldexp(A, powers), np.ldexp(B, powers)
-        if not all(square_norms(rows).max() < LIMIT for rows in (left, right)):
-            raise overflow(self.describe(), A, B)
         metric, weights = ("sqeuclidean", weights**2) if self.distance == "squared" else ("cityblock", weights)
         sign, first = np.sign(self.c), weights[0]
         options, factor = ({}, sign * first) if (weights == first).all() else ({"w": weights}, sign)
@@ -231,7 +210,7 @@ class Pairwise(Kernel):
         def fill(rows: slice, columns: slice, strip: FloatArray) -> None:
             cdist(left[rows], right[columns], metric, out=strip, **options)
             np.multiply(strip, factor, out=strip)
-            self._finish(strip, strips)
+            self._finish(strip)
 
         return fill
 
@@ -276,9 +255,7 @@ def worth_compiling(form: Pairwise, num_columns: int, num_features: int) -> bool
     return num_columns >= MIN_COLUMNS and (num_features <= MAX_FEATURES or form.distance == "manhattan")
 
 
-def pack(
-    form: Pairwise, A: FloatArray, B: FloatArray, dtype: Any, *, same: bool = False, split: bool = False
-) -> Packed | None:
+def pack(form: Pairwise, A: FloatArray, B: FloatArray, dtype: Any, *, split: bool = False) -> Packed | None:
     """Scale, check and pack rows A (m, d) and B (n, d).
 
     Parameters
@@ -302,15 +279,12 @@ def pack(
     """
     from dkrr.kernels import compiled
 
-    left, right, size = form._scaled(A), form._scaled(B), abs(form.c)
-    with np.errstate(all="ignore"):  # overflow is checked on the next lines
-        squares_a = square_norms(left)
-        squares_b = squares_a if same else square_norms(right)
-        largest = float(np.maximum(squares_a.max(), squares_b.max()))
-        if not largest * max(1.0, size) < LIMIT:
-            if not form.stationary and np.isfinite(A).all() and np.isfinite(B).all():
-                return None
-            raise overflow(form.describe(), A, B)
+    (left, squares_a), (right, squares_b), size = form.scaled(A), form.scaled(B), abs(form.c)
+    if not form._is_proved(squares_a, squares_b):
+        if not form.bounded:
+            return None
+        raise overflow(form.describe(), A, B)
+    largest = float(max(squares_a.max(), squares_b.max()))
     single = np.dtype(dtype) == np.float32
     far = form.reach(right, squares_b) > (MAX_EXTENT_SINGLE if single else MAX_EXTENT)
     single = single and not far
@@ -353,16 +327,6 @@ def pack(
         row_factors=factors[0],
         column_factors=factors[1],
     )
-
-
-def _compiled_fill(form: Pairwise, A: FloatArray, B: FloatArray) -> Fill:
-    """What fills strips of a block k(A, B) whose distances are summed from differences; packed once."""
-    from dkrr.kernels.compiled import fill_function
-
-    packed = pack(form, A, B, np.float64)
-    assert packed is not None  # noqa: S101  (distances in float64 either fit or raise)
-    function = fill_function(packed.kind, packed.width)
-    return lambda rows, columns, strip: function(*packed.sides, strip, packed.factor, rows.start, columns.start)
 
 
 def pack_rows(rows: NDArray[Any], group: int, dtype: Any) -> NDArray[Any]:

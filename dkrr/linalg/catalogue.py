@@ -37,6 +37,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache, partial
 from itertools import takewhile
 from typing import Any, Literal
 
@@ -46,11 +47,12 @@ from dkrr.dataset import Dataset, Scaling
 from dkrr.dataset.dataset import Part
 from dkrr.dataset.rows import DIGEST_ROWS, row_moments
 from dkrr.dataset.scaling import Drift, measure_drift
+from dkrr.engine.tasks import RunSummary
 from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import MAX_EXTENT
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.workspace import keep_for_others
+from dkrr.linalg.workspace import Workspace, keep_for_others
 from dkrr.store.chunks import FloatArray
 from dkrr.store.files import arrays_below, children, join, link_key, name_of, parent_of, place, read_json, write_json
 from dkrr.tiles import TileMatrix
@@ -149,12 +151,12 @@ class Ancestor:
 
     def differs_in(self, fields: dict[str, Any]) -> set[str]:
         """Names of the fields, besides those of the rows, in which it is another matrix than the wanted one."""
-        fields = _plain(fields)
-        names = (self.fields.keys() | fields.keys()) - set(_OF_ROWS)
-        differing = {name for name in names if self.fields.get(name) != fields.get(name)}
-        if (self.fields.get("weight_digest") is None) != (fields.get("weight_digest") is None):
-            differing.add("weight_digest")
-        return differing
+        pair = [
+            {name: value for name, value in known.items() if name not in _OF_ROWS}
+            | {"weight_digest": known.get("weight_digest") is None}
+            for known in (self.fields, _plain(fields))
+        ]
+        return {name for name in pair[0].keys() | pair[1].keys() if pair[0].get(name) != pair[1].get(name)}
 
 
 def record_rows(
@@ -204,19 +206,17 @@ def record_rows(
     write_json(folder, name, document)
 
 
-def ancestors(store: Any, dataset: Dataset, kernel: dict[str, Any], *, kinds: Iterable[Kind]) -> list[Ancestor]:
+def ancestors(store: Any, dataset: Dataset, kernel: dict[str, Any], *, kinds: Sequence[Kind]) -> list[Ancestor]:
     """Earlier arrays of a kernel that have rows in common with a data set, the longest common prefix first."""
-    wanted, found = set(kinds), []
+    found = []
     for document in _records(store, f"{_family(kernel)}-"):
-        kind, fields, location = document["kind"], document["fields"], document["location"]
-        num_rows = 0
-        if kind in wanted and fields.get("kernel") == _plain(kernel):
-            num_rows = _common_rows(dataset, document["rows"])
+        kind, location = document["kind"], document["location"]
+        num_rows = _common_rows(dataset, document["rows"]) if kind in kinds else 0
         if num_rows:
-            if kind != "models":
-                location = join(str(store), *location.split("/"))
+            where = location if kind == "models" else join(str(store), *location.split("/"))
             rows = min(num_rows, int(document["center_rows"]))
-            found.append(Ancestor(kind=kind, location=location, fields=fields, num_rows=num_rows, center_rows=rows))
+            fields = document["fields"]
+            found.append(Ancestor(kind=kind, location=where, fields=fields, num_rows=num_rows, center_rows=rows))
     return sorted(found, key=lambda item: (-item.num_rows, item.location))
 
 
@@ -361,23 +361,61 @@ class TakenOver:
         block, rows = divmod(self.ragged[1], self.ragged[0].grid.tile_size)
         return rows if i == block else 0
 
-    def read(self, i: int, j: int, agrees: Callable[[TileMatrix, int], bool] | None = None) -> FloatArray | None:
+    def read(
+        self, i: int, j: int, agrees: Callable[[TileMatrix, int, int, int], bool] | None = None
+    ) -> FloatArray | None:
         """The finished rows of tile (i, j), :meth:`first` of them, read-only; None where the earlier matrix is gone.
 
-        ``agrees``, if given, is asked whether so many first rows of its tile are what they should be.
+        ``agrees``, if given, is asked whether so many first rows of its tile (i, j) are what they should be.
         """
         rows = self.first(i)
-        if self.ragged is not None and rows and (agrees is None or agrees(self.ragged[0], rows)):
+        if self.ragged is not None and rows:
             try:
-                return self.ragged[0].read(i, j)[:rows, : rows if i == j else None]
+                if agrees is None or agrees(self.ragged[0], i, j, rows):
+                    return self.ragged[0].read(i, j)[:rows, : rows if i == j else None]
             except StoreError as exc:  # removed, or damaged
                 logger.info("finished rows of tile (%d, %d) are computed again (%s)", i, j, exc.message)
         return None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, for the record of a run."""
-        sources = [short_name(location) for location in self.sources]
-        return {"rows": self.num_rows, "sources": sources, "reason": self.reason}
+    def record(self, workspace: Workspace, name: str, n: int, summary: RunSummary, *, power: int) -> None:
+        """Note what a matrix of n rows did not cost.
+
+        Parameters
+        ----------
+        name
+            "factor" or "gram".
+        summary
+            What was computed.
+        power
+            The work of m rows is m^3 / 3 flops of a factor, m^2 / 2 entries of a Gram matrix.
+
+        Notes
+        -----
+        ``workspace.reused[name]`` becomes a dict: ``rows`` of ``of_rows``, ``tiles`` that were not computed, ``work``
+        and ``share`` of it that was saved, ``seconds`` that this took at the rate of what was computed (None where too
+        little was), and the beginnings of the keys of ``sources``. Where an earlier matrix of the same system could
+        not be continued, ``reused["not_continued"][name]`` says why.
+        """
+        is_whole = summary.num_computed == 0 and summary.num_tasks > 0
+        rows, reused = n if is_whole else self.num_rows, workspace.reused
+        if not rows:
+            if self.reason:
+                reused.setdefault("not_continued", {})[name] = self.reason
+            return
+        share = (rows / n) ** power
+        none: dict[str, Any] = {"rows": rows, "tiles": 0, "work": 0.0, "share": share, "seconds": None, "sources": []}
+        before = reused.get(name, none)  # another alpha
+        seconds = [before["seconds"], summary.seconds * share / max(1e-12, 1 - share) if summary.num_computed else None]
+        known = [value for value in seconds if value is not None]
+        reused[name] = {
+            "rows": min(rows, before["rows"]),
+            "of_rows": n,
+            "tiles": before["tiles"] + summary.num_tasks - summary.num_computed,
+            "work": before["work"] + float(rows) ** power / power,
+            "share": min(share, before["share"]),
+            "seconds": sum(known) if known else None,
+            "sources": list(dict.fromkeys([*before["sources"], *map(short_name, self.sources)])),
+        }
 
 
 def continue_lineage(
@@ -440,9 +478,12 @@ def _why_nothing_is_continued(found: list[Ancestor], fields: dict[str, Any]) -> 
     for other in sorted(found, key=lambda other: (-other.num_rows, len(other.differs_in(fields)))):
         differing = other.differs_in(fields)
         if differing and not differing - _HOW:
-            names = sorted(differing - {"center"})
-            parts = [f"{name} {other.fields.get(name)} there, {fields.get(name)} here" for name in names]
-            parts += ["another centre of the features"] * ("center" in differing)
+            parts = [
+                "another centre of the features"
+                if name == "center"
+                else f"{name} {other.fields.get(name)} there, {fields.get(name)} here"
+                for name in sorted(differing, key=lambda name: (name == "center", name))
+            ]
             what = f"{other.kind} {short_name(other.location)} shares {other.num_rows:,} rows"
             reason = f"{what}, but was made in another way ({'; '.join(parts)})"
             logger.info("nothing is continued: %s", reason)
@@ -488,43 +529,27 @@ class FrozenCenter:
         return f"centred at the mean of the first {self.num_rows:,} rows, frozen; {self.drift.words()}"
 
 
-class CenterJudge:
-    """Whether the rows of a data set are near enough to the centres of earlier fits; reads them once a centre.
+def judge_center(
+    dataset: Dataset, kernel: Kernel, limit: float | None, center: tuple[float, ...], num_rows: int
+) -> FrozenCenter:
+    """Whether the rows of a data set are near enough to a centre, the mean of its first rows; reads them once.
 
     Parameters
     ----------
     limit
         The drift up to which a centre is kept; None keeps any.
     """
-
-    def __init__(self, dataset: Dataset, kernel: Kernel, limit: float | None) -> None:
-        self.dataset, self.kernel, self.limit = dataset, kernel, limit
-        self._found: dict[tuple[Any, ...], FrozenCenter] = {}
-
-    def judge(self, ancestor: Ancestor) -> FrozenCenter:
-        """The centre of an earlier array, which must have one."""
-        center = tuple(float(value) for value in ancestor.fields["center"])
-        key = (center, ancestor.center_rows)
-        if key not in self._found:
-            X, none, drift = self.dataset.X, np.empty(0), Drift()
-            # of rows that are compared as they are, none is far from the centre
-            if self.limit is not None and any(center) and ancestor.center_rows < X.num_rows:
-                std = row_moments(X, 0, ancestor.center_rows).std
-                near = Scaling(x_mean=np.array(center), x_std=np.where(std == 0, 1.0, std), y_mean=none, y_std=none)
-                later = row_moments(X, ancestor.center_rows)
-                drift = measure_drift(near, later, None, self.dataset.feature_names)
-            # typical rows, less the centre, may be rounded by 1e-13 of the kernel's length
-            typical = np.hypot(self.dataset.x_std, self.dataset.x_mean - np.array(center))
-            is_near = not any(center) or self.kernel.extent(typical[None]) <= MAX_EXTENT**2
-            is_kept = is_near and (self.limit is None or drift.value <= self.limit)
-            self._found[key] = FrozenCenter(
-                center=center if is_kept else None, num_rows=ancestor.center_rows, drift=drift, limit=self.limit
-            )
-        return self._found[key]
-
-    def allows(self, ancestor: Ancestor) -> bool:
-        """Whether an earlier array may be continued, as far as its centre is concerned."""
-        return ancestor.fields.get("center") is None or self.judge(ancestor).center is not None
+    X, none, drift = dataset.X, np.empty(0), Drift()
+    # of rows that are compared as they are, none is far from the centre
+    if limit is not None and any(center) and num_rows < X.num_rows:
+        std = row_moments(X, 0, num_rows).std
+        near = Scaling(x_mean=np.array(center), x_std=np.where(std == 0, 1.0, std), y_mean=none, y_std=none)
+        drift = measure_drift(near, row_moments(X, num_rows), None, dataset.feature_names)
+    # typical rows, less the centre, may be rounded by 1e-13 of the kernel's length
+    typical = np.hypot(dataset.x_std, dataset.x_mean - np.array(center))
+    is_near = not any(center) or kernel.extent(typical[None]) <= MAX_EXTENT**2
+    is_kept = is_near and (limit is None or drift.value <= limit)
+    return FrozenCenter(center=center if is_kept else None, num_rows=num_rows, drift=drift, limit=limit)
 
 
 def choose_center(
@@ -547,7 +572,7 @@ def choose_center(
     tile_size, dtype, gram, alphas
         Of the wanted factor.
     limit
-        See :class:`CenterJudge`.
+        See :func:`judge_center`.
     """
 
     def is_same(fields: dict[str, Any]) -> bool:
@@ -557,11 +582,12 @@ def choose_center(
             and (fields["weight_digest"] is None) == (dataset.weight is None)
         )
 
-    judge, refused = CenterJudge(dataset, kernel, limit), None
+    refused = None
+    judge = cache(partial(judge_center, dataset, kernel, limit))
     centred = [other for other in found if other.fields.get("center") and other.fields.get("tile_size") == tile_size]
     # a factor that can be continued goes before whatever else has more rows
     for other in sorted(centred, key=lambda other: not (other.kind == "factors" and is_same(other.fields))):
-        judged = judge.judge(other)
+        judged = judge(tuple(other.fields["center"]), other.center_rows)
         if judged.center is not None:
             return judged
         refused = refused or judged

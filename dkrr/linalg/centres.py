@@ -10,7 +10,7 @@ Features L^-1 k(Z, x) serve the sums of the preconditioner and of leave-one-out 
 :class:`CentreProducts` are the passes of the conjugate gradients. X is never in memory as a whole, and B nowhere: the
 entries of a few rows and all m centres are evaluated once and used twice while they are in the cache, for V, which
 needs whole rows of B, and for their share of B^T S^2 V. Compiled code does it for kernels that are a function of one
-distance or inner product, at least 1,024 centres and at most 8 targets (:mod:`dkrr.linalg.nystrom_compiled`), in
+distance or inner product, at least 1,024 centres and at most 8 targets (:mod:`dkrr.kernels.compiled`), in
 float32 or float64; otherwise strips of ``Kernel.block`` and two matrix products, in float64.
 
 Centres in the span of the others (duplicated rows, a kernel of small rank) add nothing to f, and are left out: those
@@ -34,11 +34,10 @@ from scipy.linalg import blas, lapack
 
 from dkrr.errors import DataError, NotPositiveDefiniteError
 from dkrr.kernels import Kernel
-from dkrr.kernels.pairwise import MIN_COLUMNS, compiled_form, pack
+from dkrr.kernels.pairwise import MIN_COLUMNS, Packed, compiled_form, pack, pack_rows, pack_sums
 from dkrr.linalg.blocks import FloatMatrix, FloatVector
-from dkrr.linalg.passes import ROW_MULTIPLE, Operand, Operands, Pass, RowRanges, is_here
-from dkrr.linalg.primal_passes import CentredRows
-from dkrr.linalg.workspace import Workspace
+from dkrr.linalg.primal_passes import DatasetRows
+from dkrr.linalg.workspace import ROW_MULTIPLE, Operand, Operands, Pass, RowRanges, Workspace, is_here
 from dkrr.tiles.blas import buffer, potrf
 
 Precision = Literal["float64", "float32"]
@@ -205,7 +204,7 @@ class CentreProducts:
     def __init__(
         self,
         kernel: Kernel,
-        rows: CentredRows,
+        rows: DatasetRows,
         centers: FloatMatrix,
         num_targets: int,
         workspace: Workspace,
@@ -287,10 +286,7 @@ class CentreProducts:
             if packed is None:
                 self._add_strips(used.x, centers, p, y, weight, total, absolute)
                 continue
-            # Numba is imported where it is needed
-            from dkrr.linalg.nystrom_compiled import add_compiled
-
-            add_compiled(packed, p, y, weight, total)
+            _add_compiled(packed, p, y, weight, total)
 
     def _add_strips(
         self,
@@ -311,3 +307,19 @@ class CentreProducts:
                 np.abs(strip, out=strip)
             v = y[rows] if p is None else y[rows] - strip @ p
             total += strip.T @ (weight[rows, None] * v)
+
+
+def _add_compiled(
+    packed: Packed, p: FloatMatrix | None, y: FloatMatrix, weight: FloatVector, total: FloatMatrix
+) -> None:
+    """Add B^T S^2 V to W (m, t) for packed rows and centres; V = Y or Y - B P. ``weight`` has one entry a row."""
+    from dkrr.kernels.compiled import two_sided_function
+
+    (blocks, _, rows), (panels, _, panel) = packed.rows.shape, packed.columns.shape
+    # rows that only fill up the last block have weight 0
+    targets, factors = np.zeros((blocks * rows, total.shape[1])), np.zeros(blocks * rows)
+    factors[: len(weight)], targets[: len(y)] = weight, y
+    sums = np.zeros((panels, total.shape[1], panel))
+    columns = sums[:0] if p is None else pack_rows(p, panel, np.float64)
+    two_sided_function(packed.kind, packed.width)(*packed.sides, columns, targets, factors, sums, packed.factor)
+    total += pack_sums(sums, len(total))

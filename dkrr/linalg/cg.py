@@ -14,7 +14,7 @@ it and is wrong shows in the true residual, which decides what of a state is use
 Cost
 ----
 One product an iteration, one every 50 iterations and one at the end for the true residuals; about 8 n t doubles. A
-checkpoint writes n (t + 2 c) doubles, for c unfinished columns.
+checkpoint writes 3 n t doubles.
 
 References
 ----------
@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -37,10 +38,20 @@ from numpy.typing import NDArray
 
 from dkrr.engine.tasks import run_task
 from dkrr.errors import ConvergenceError, DataError, NotPositiveDefiniteError, NumericalError, PreconditionerError
-from dkrr.linalg.blocks import FloatMatrix, FloatVector, add_scaled, dots, largest, norms, ratio, row_blocks, take
-from dkrr.linalg.passes import retried
+from dkrr.linalg.blocks import (
+    FloatMatrix,
+    FloatVector,
+    Indices,
+    add_scaled,
+    dots,
+    largest,
+    norms,
+    ratio,
+    row_blocks,
+    take,
+)
 from dkrr.linalg.solution import IterativeSettings
-from dkrr.store.failpoints import failpoint
+from dkrr.linalg.workspace import retried
 from dkrr.store.files import delete_key, read_key, write_key
 
 logger = logging.getLogger("dkrr.linalg.cg")
@@ -61,6 +72,7 @@ ROUNDING = 4 * float(np.finfo(np.float64).eps)
 
 
 Multiply = Callable[[FloatMatrix], FloatMatrix]
+Flags = NDArray[np.bool_]
 
 
 class Preconditioner(Protocol):
@@ -97,41 +109,39 @@ class CGState:
 
     Parameters
     ----------
-    x : (n, t)
+    x, r, p : (n, t)
+        Solutions, residuals and directions; r and p of finished columns are what they last were.
     relative_residual, largest_residual : (t,)
         |b_k - A_k x_k| / |b_k|, 0 for a zero right-hand side, and max |b_k - A_k x_k|: true ones at the end.
     converged : (t,) bool
         Whether the relative residual is at most ``tol``, or was told to be the limit of floating point.
     iterations : (t,) int
         Iterations that a column took part in; ``num_iterations`` are those of the block.
-    r, p : (n, c)
-        Residuals and directions of the c unfinished columns, as all that follows.
-    live : (c,) int
-        Their numbers.
-    rz, aim, reference, failed : (c,)
+    live, frozen : (t,) bool
+        Columns that are not finished, and those of them that wait for their true residual.
+    rz, aim, reference, failed : (t,)
         r^T z; the recursive residual to freeze at; the last true residual; the least true residual that contradicted
         a recursive one.
-    stalls : (c,) int
+    stalls : (t,) int
         Contradictions in a row that did not halve it.
-    frozen : (c,) bool
     history
         Relative residuals (t,) before the first iteration and after each one; recursive, where no true one is known.
     """
 
     x: FloatMatrix
-    relative_residual: FloatVector
-    largest_residual: FloatVector
-    converged: NDArray[np.bool_]
-    iterations: NDArray[np.int64]
     r: FloatMatrix
     p: FloatMatrix
-    live: NDArray[np.int64]
+    relative_residual: FloatVector
+    largest_residual: FloatVector
+    converged: Flags
+    iterations: Indices
+    live: Flags
+    frozen: Flags
     rz: FloatVector
     aim: FloatVector
     reference: FloatVector
     failed: FloatVector
-    stalls: NDArray[np.int64]
-    frozen: NDArray[np.bool_]
+    stalls: Indices
     num_iterations: int = 0
     history: list[FloatVector] = field(default_factory=list)
 
@@ -139,14 +149,10 @@ class CGState:
         """For the message of a full disk."""
         return self.x.nbytes + self.r.nbytes + self.p.nbytes
 
-    def keep(self, mask: NDArray[np.bool_]) -> None:
-        """Only the masked live columns stay live."""
-        if mask.all():
-            return
-        kept = np.flatnonzero(mask)
-        self.r, self.p = take(self.r, kept), take(self.p, kept)
-        for name in ("live", "rz", "aim", "reference", "failed", "stalls", "frozen"):
-            setattr(self, name, getattr(self, name)[kept])
+    @property
+    def active(self) -> Indices:
+        """Numbers of the columns that iterate."""
+        return np.flatnonzero(self.live & ~self.frozen)
 
 
 class Checkpoint:
@@ -164,17 +170,9 @@ class Checkpoint:
         fsync before a state counts.
     """
 
-    def __init__(
-        self,
-        location: Any,
-        fingerprint: str,
-        *,
-        every_seconds: float = 60.0,
-        durable: bool = False,
-    ) -> None:
+    def __init__(self, location: Any, fingerprint: str, *, every_seconds: float = 60.0, durable: bool = False) -> None:
         self.location, self.fingerprint, self.durable = location, fingerprint, durable
-        self.every_seconds = every_seconds
-        self._last = time.monotonic()
+        self.every_seconds, self._last = every_seconds, time.monotonic()
 
     def is_due(self, iteration: int) -> bool:
         """Whether a state shall be saved after this iteration."""
@@ -192,7 +190,6 @@ class Checkpoint:
         np.savez(file, fingerprint=np.array(self.fingerprint), **vars(state))
 
         def write(_: CGState) -> bool:
-            failpoint("cg.checkpoint.before_write")
             write_key(self.location, "state.npz", file.getbuffer(), durable=self.durable)
             return True
 
@@ -224,52 +221,26 @@ class Checkpoint:
 FLOAT64 = ', or set precision = "float64"'
 
 
-def indefinite_matrix(
-    number: int, target: int, *, curvature: float, square: float, floor: float, alpha: float, in_float32: bool
-) -> NotPositiveDefiniteError:
-    """p^T A p <= ``floor`` p^T p, or not a number. The quotient is a bound on how much alpha lacks at least.
-
-    ``precision`` is that of the products: of those in float32 the matrix may be another one.
-    """
-    where = f"at iteration {number:,} of target {target}"
-    facts: dict[str, Any] = {"iteration": number, "target": target, "curvature": curvature, "alpha": alpha}
-    facts["precision"] = "float32" if in_float32 else "float64"
-    if not np.isfinite(curvature):
-        return NotPositiveDefiniteError(
-            f"CG: p^T A p = {curvature:.3g} {where}: the matrix or the direction has entries that are not finite",
-            hint="scale the features and the targets",
-            **facts,
-        )
-    least = alpha + max(-curvature / square, 10 * floor)
-    rounding = "0" if curvature <= 0 else f"{floor * square:.3g}, its rounding,"
-    hint = f"raise alpha to more than {least:.1e}, or use a positive semi-definite kernel"
-    return NotPositiveDefiniteError(
-        f"CG: p^T A p = {curvature:.3g} <= {rounding} {where}: the matrix is not positive definite "
-        f"{'in float32 products ' if in_float32 else ''}(alpha {alpha:.3g})",
-        hint=hint + FLOAT64 * in_float32,
-        suggested_alpha=least,
-        **facts,
-    )
-
-
 def not_converged(state: CGState, tol: float, description: str, *, approximate: bool) -> ConvergenceError:
     """The error for the worst column, with the history."""
     missing = np.flatnonzero(~state.converged)
     worst = int(missing[np.argmax(state.relative_residual[missing])])
-    residual = float(state.relative_residual[worst])
-    stagnated = len(state.live) == 0
+    residual, stagnated = float(state.relative_residual[worst]), not state.live.any()
     count = f"{len(missing)} of {len(state.converged)} targets"
-    message = (
-        f"CG did not converge in {state.num_iterations:,} iterations: the relative residual of target {worst} is "
-        f"{residual:.2g}, tol = {tol:.2g} ({count}; preconditioner: {description})"
-    )
-    hint = "raise max_iter (the fit goes on), the rank of the preconditioner, tol or alpha, or set allow_unconverged"
     if stagnated:
         message = (
             f"CG: the true relative residual of target {worst} stays at {residual:.2g} after "
             f"{state.num_iterations:,} iterations and restarts; tol = {tol:.2g} is out of reach ({count})"
         )
         hint = f"set tol to at least {2 * residual:.1e}, or raise alpha" + FLOAT64 * approximate
+    else:
+        message = (
+            f"CG did not converge in {state.num_iterations:,} iterations: the relative residual of target {worst} is "
+            f"{residual:.2g}, tol = {tol:.2g} ({count}; preconditioner: {description})"
+        )
+        hint = (
+            "raise max_iter (the fit goes on), the rank of the preconditioner, tol or alpha, or set allow_unconverged"
+        )
     return ConvergenceError(
         message,
         hint=hint,
@@ -343,18 +314,18 @@ def conjugate_gradients(
     state = None if checkpoint is None else checkpoint.load()
     state = system.begin(start) if state is None else system.confirmed(state)
     try:
-        while len(state.live) and state.num_iterations < settings.iterations:
+        while state.live.any() and state.num_iterations < settings.iterations:
             system.iterate(state)
-            last = state.num_iterations >= settings.iterations
-            if last or system.check_is_due(state):
+            is_last = state.num_iterations >= settings.iterations
+            if is_last or system.check_is_due(state):
                 system.check(state)
             state.history.append(state.relative_residual.copy())
             if on_iteration is not None:
                 on_iteration(state.num_iterations, state.relative_residual.copy())
             system.renew_directions(state)
-            if checkpoint is not None and (last or not len(state.live) or checkpoint.is_due(state.num_iterations)):
+            if checkpoint is not None and (is_last or not state.live.any() or checkpoint.is_due(state.num_iterations)):
                 checkpoint.save(state)
-        if is_limit is not None and not len(state.live):
+        if is_limit is not None and not state.live.any():
             state.converged |= is_limit(state)
         if not state.converged.all() and not settings.allow_unconverged:
             raise not_converged(state, settings.tol, precondition.description, approximate=true_multiply is not None)
@@ -390,39 +361,37 @@ class _System:
                 hint="scale the targets",
             )
         self.in_float32 = true_multiply is not None and norm is None
-        self.initial_aim = settings.tol * (1.0 if true_multiply is None else 0.5)
         # A P (n, c) and p^T A p (c,) of the last iteration, for the targets (c,) that took part in it
-        self.last: tuple[NDArray[np.int64], FloatMatrix, FloatVector] | None = None
+        self.last: tuple[Indices, FloatMatrix, FloatVector] | None = None
 
     def begin(self, start: FloatMatrix | None) -> CGState:
         """The state before the first iteration, with directions."""
         t = len(self.norms)
         state = CGState(
             x=np.zeros(self.rhs.shape) if start is None else np.array(start, dtype=np.float64, order="C"),
+            r=np.array(self.rhs, dtype=np.float64, order="C"),
+            p=np.zeros(self.rhs.shape),
             relative_residual=(self.norms > 0).astype(np.float64),
             largest_residual=np.zeros(t),
             converged=self.norms == 0,
             iterations=np.zeros(t, np.int64),
-            r=np.array(self.rhs, dtype=np.float64, order="C"),
-            p=np.zeros(self.rhs.shape),
-            live=np.arange(t),
+            live=self.norms > 0,
+            frozen=np.zeros(t, np.bool_),
             rz=np.full(t, np.inf),
-            aim=np.full(t, self.initial_aim),
+            aim=np.full(t, self.settings.tol * (1.0 if self.true_multiply is None else 0.5)),
             reference=np.ones(t),
             failed=np.full(t, np.inf),
             stalls=np.zeros(t, np.int64),
-            frozen=np.zeros(t, np.bool_),
         )
         if start is not None:
-            state.x[:, self.norms == 0] = 0.0
             self._scale_start(state)
         state.history.append(state.relative_residual.copy())
-        state.keep(~state.converged)
         self.renew_directions(state)
         return state
 
     def _scale_start(self, state: CGState) -> None:
         """x <- c x with c = x^T b / x^T A x, the minimum of the energy along x; A x is known from the residual."""
+        state.x[:, self.norms == 0] = 0.0
         product = self._product(state.x, self.alpha, exact=True)
         curvature, slope = dots(state.x, product), dots(state.x, self.rhs)
         factor = np.divide(slope, curvature, out=np.zeros_like(slope), where=(curvature > 0) & (slope > 0))
@@ -434,19 +403,15 @@ class _System:
             # from b, and not from b - A x: where x belongs to larger targets that keeps no digit of b
             state.r[rows] = self.rhs[rows] - factor * product[rows]
         state.relative_residual, state.largest_residual = ratio(norms(state.r), self.norms), largest(state.r)
-        state.reference = state.relative_residual.copy()
-        state.converged |= done
+        state.reference, state.converged, state.live = state.relative_residual.copy(), done, ~done
 
     def confirmed(self, state: CGState) -> CGState:
         """A state that was read back; where its true residual denies it, one that begins with its x."""
         state.x[:, self.norms == 0] = 0.0
         residual = self.rhs - self._product(state.x, self.alpha, exact=True)
-        size, deviation = norms(residual), np.zeros_like(self.norms)
-        finished = np.ones(len(size), np.bool_)
-        finished[state.live] = False
+        size, deviation = norms(residual), norms(residual - state.r)
         good = ratio(size, self.norms) <= self.settings.tol
-        deviation[state.live] = norms(residual[:, state.live] - state.r)
-        if np.where(finished, good >= state.converged, good | (deviation <= MAX_DEVIATION * size)).all():
+        if np.where(state.live, good | (deviation <= MAX_DEVIATION * size), good >= state.converged).all():
             return state
         logger.warning("the state of iteration %d does not hold: going on from its x", state.num_iterations)
         fresh = self.begin(state.x)
@@ -457,112 +422,122 @@ class _System:
 
     def iterate(self, state: CGState) -> None:
         """A step along the direction of every active column; a column that claims convergence is frozen."""
-        active = np.flatnonzero(~state.frozen)
-        targets = state.live[active]
+        active = state.active
         p = take(state.p, active)
-        product = self._product(p, self.alpha[targets], exact=False)
+        product = self._product(p, self.alpha[active], exact=False)
         curvature, square = dots(p, product), dots(p, p)
-        failpoint("cg.float32.curvature" if self.in_float32 else "cg.float64.curvature", curvature)
-        floor = ROUNDING * (self.norm() + self.alpha[targets]) if self.norm is not None else np.zeros_like(curvature)
-        if not (curvature > floor * square).all():
-            worst = int(np.argmin(np.where(np.isnan(curvature), -np.inf, curvature - floor * square)))
-            raise indefinite_matrix(
-                state.num_iterations + 1,
-                int(targets[worst]),
-                curvature=float(curvature[worst]),
-                square=float(square[worst]),
-                floor=float(floor[worst]),
-                alpha=float(self.alpha[targets[worst]]),
-                in_float32=self.in_float32,
-            )
+        sys.audit("dkrr.compute", "cg.float32.curvature" if self.in_float32 else "cg.float64.curvature", curvature)
+        floor = ROUNDING * (self.norm() + self.alpha[active]) if self.norm is not None else np.zeros_like(curvature)
+        missing = np.where(np.isnan(curvature), -np.inf, curvature - floor * square)
+        if not (missing > 0).all():
+            k = int(np.argmin(missing))
+            figures = float(curvature[k]), float(square[k]), float(floor[k])
+            raise self._indefinite(state.num_iterations + 1, int(active[k]), *figures)
         slope = state.rz[active]
         if self.precondition.inexact:
-            slope, self.last = dots(p, take(state.r, active)), (targets, product, curvature)
+            slope, self.last = dots(p, take(state.r, active)), (active, product, curvature)
         step = slope / curvature
-        add_scaled(state.x, step, p, targets)
+        add_scaled(state.x, step, p, active)
         add_scaled(state.r, -step, product, active)
         state.num_iterations += 1
-        state.iterations[targets] += 1
-        state.relative_residual[state.live] = ratio(norms(state.r), self.norms[state.live])
-        state.frozen = state.relative_residual[state.live] <= state.aim
+        state.iterations[active] += 1
+        state.relative_residual[active] = ratio(norms(take(state.r, active)), self.norms[active])
+        state.frozen |= state.live & (state.relative_residual <= state.aim)
+
+    def _indefinite(
+        self, number: int, target: int, curvature: float, square: float, floor: float
+    ) -> NotPositiveDefiniteError:
+        """p^T A p <= ``floor`` p^T p, or not a number. The quotient is a bound on how much alpha lacks at least.
+
+        ``precision`` is that of the products: of those in float32 the matrix may be another one.
+        """
+        where, alpha = f"at iteration {number:,} of target {target}", float(self.alpha[target])
+        precision = "float32" if self.in_float32 else "float64"
+        facts: dict[str, Any] = {"iteration": number, "target": target, "curvature": curvature, "precision": precision}
+        if not np.isfinite(curvature):
+            return NotPositiveDefiniteError(
+                f"CG: p^T A p = {curvature:.3g} {where}: the matrix or the direction has entries that are not finite",
+                hint="scale the features and the targets",
+                alpha=alpha,
+                **facts,
+            )
+        least = alpha + max(-curvature / square, 10 * floor)
+        rounding = "0" if curvature <= 0 else f"{floor * square:.3g}, its rounding,"
+        return NotPositiveDefiniteError(
+            f"CG: p^T A p = {curvature:.3g} <= {rounding} {where}: the matrix is not positive definite "
+            f"{'in float32 products ' if self.in_float32 else ''}(alpha {alpha:.3g})",
+            hint=f"raise alpha to more than {least:.1e}, or use a positive semi-definite kernel"
+            + FLOAT64 * self.in_float32,
+            alpha=alpha,
+            suggested_alpha=least,
+            **facts,
+        )
 
     def renew_directions(self, state: CGState) -> None:
-        """p <- M^-1 r + (r^T z / previous r^T z) p, for active columns; a restart has an infinite previous one."""
-        active = np.flatnonzero(~state.frozen)
+        """p <- M^-1 r + (r^T z / previous r^T z) p, for active columns; a restart has an infinite previous one.
+
+        Where M^-1 is inexact, the factor is max(0, -z^T A p / p^T A p) for columns that took part and go on: conjugate
+        to p by its product.
+        """
+        active = state.active
         if not len(active):
             return
-        targets, r = state.live[active], take(state.r, active)
-        z = self.precondition.apply(r, self.alpha[targets])
+        r = take(state.r, active)
+        z = self.precondition.apply(r, self.alpha[active])
         rz = dots(r, z)
-        failpoint("cg.preconditioned", rz)
+        sys.audit("dkrr.compute", "cg.preconditioned", rz)
         if not (rz > 0).all():
             worst = int(np.argmin(np.where(np.isnan(rz), -np.inf, rz)))
             raise PreconditionerError(
-                f"CG: r^T z = {rz[worst]:.3g} at iteration {state.num_iterations:,} of target {targets[worst]}: "
+                f"CG: r^T z = {rz[worst]:.3g} at iteration {state.num_iterations:,} of target {active[worst]}: "
                 f"the preconditioner ({self.precondition.description}) is not positive definite",
                 hint="raise alpha, lower its rank, or use another preconditioner",
                 iteration=state.num_iterations,
-                target=int(targets[worst]),
+                target=int(active[worst]),
             )
         beta = rz / state.rz[active]
         if self.last is not None:
-            self._conjugate(z, targets, beta)
-        for rows in row_blocks(len(z)):
-            if len(active) == len(state.live):
-                state.p[rows] *= beta
-                state.p[rows] += z[rows]
-            else:
-                state.p[rows, active] = beta * state.p[rows, active] + z[rows]
-        state.rz[active] = rz
-
-    def _conjugate(self, z: FloatMatrix, targets: NDArray[np.int64], beta: FloatVector) -> None:
-        """beta = max(0, -z^T A p / p^T A p) for columns that took part and go on: conjugate to p by its product."""
-        assert self.last is not None  # noqa: S101  (narrows the type)
-        before, product, curvature = self.last
-        columns = np.flatnonzero(np.isin(targets, before) & (beta != 0))
-        if len(columns):
-            where = np.searchsorted(before, targets[columns])
+            before, product, curvature = self.last
+            columns = np.flatnonzero(np.isin(active, before) & (beta != 0))
+            where = np.searchsorted(before, active[columns])
             found = -dots(take(z, columns), take(product, where)) / curvature[where]
             beta[columns] = np.maximum(found, 0.0)
+        chosen = slice(None) if len(active) == state.p.shape[1] else active
+        for rows in row_blocks(len(z)):
+            state.p[rows, chosen] = beta * state.p[rows, chosen] + z[rows]
+        state.rz[active] = rz
 
     # --- the true residual ---------------------------------------------------------------------------------------
 
     def check_is_due(self, state: CGState) -> bool:
         """Whether every column waits for it, it is time, or an approximate product may have drifted."""
-        if state.frozen.all() or state.num_iterations % CHECK_EVERY == 0:
-            return True
-        if self.true_multiply is None:
-            return False
-        fallen = state.relative_residual[state.live] < RELIABLE_DROP * state.reference
-        return bool((fallen & ~state.frozen).any())
+        has_fallen = state.relative_residual < RELIABLE_DROP * state.reference
+        drifted = self.true_multiply is not None and has_fallen[state.active].any()
+        return not len(state.active) or state.num_iterations % CHECK_EVERY == 0 or bool(drifted)
 
     def check(self, state: CGState) -> None:
         """Put true residuals in place of recursive ones; finish the columns that hold, or that can get no further."""
-        targets = state.live
-        x = take(state.x, targets)
-        residual = self._product(x, self.alpha[targets], exact=True)
+        live = np.flatnonzero(state.live)
+        residual = self._product(take(state.x, live), self.alpha[live], exact=True)
         for rows in row_blocks(len(residual)):
-            np.subtract(self.rhs[rows][:, targets], residual[rows], out=residual[rows])
-            state.r[rows] -= residual[rows]
-        deviation, size = norms(state.r), norms(residual)
-        state.r = residual
-        relative = ratio(size, self.norms[targets])
-        state.relative_residual[targets] = relative
-        state.largest_residual[targets] = largest(residual)
-        good = relative <= self.settings.tol
-        deviates = deviation > MAX_DEVIATION * size
-        claimed = state.frozen & ~good
+            np.subtract(self.rhs[rows][:, live], residual[rows], out=residual[rows])
+        deviation, size = norms(take(state.r, live) - residual), norms(residual)
+        state.r[:, live] = residual
+        relative = ratio(size, self.norms[live])
+        good, deviates = relative <= self.settings.tol, deviation > MAX_DEVIATION * size
+        claimed = state.frozen[live] & ~good
         # a factor as preconditioner leaves few iterations: without progress from check to check it is none
         again = claimed | (deviates & ~good) | (self.precondition.inexact & ~good)
-        helped = relative <= 0.5 * state.failed
-        state.stalls[again] = np.where(helped[again], 0, state.stalls[again] + 1)
-        state.failed[again] = np.minimum(relative, state.failed)[again]
-        state.aim[claimed] *= 0.5
-        state.rz[deviates] = np.inf
-        state.reference = relative
-        state.frozen = np.zeros(len(targets), np.bool_)
-        state.converged[targets] = good
-        state.keep(~good & (state.stalls < MAX_STALLS))
+        helped = relative <= 0.5 * state.failed[live]
+        state.stalls[live[again]] = np.where(helped, 0, state.stalls[live] + 1)[again]
+        state.failed[live[again]] = np.minimum(relative, state.failed[live])[again]
+        state.aim[live[claimed]] *= 0.5
+        state.rz[live[deviates]] = np.inf
+        state.relative_residual[live] = state.reference[live] = relative
+        state.largest_residual[live] = largest(residual)
+        state.converged[live] = good
+        state.live[live] = ~good & (state.stalls[live] < MAX_STALLS)
+        state.frozen[:] = False
 
     def _product(self, v: FloatMatrix, alpha: FloatVector, *, exact: bool) -> FloatMatrix:
         """(K_s + alpha_k I) v_k, a new array."""

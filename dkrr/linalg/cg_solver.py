@@ -11,7 +11,7 @@ s^T u = 0:
 
     P A P u = P S Y,    P = I - s s^T / s^T s,    b = s^T (S Y - A u) / s^T s
 
-This is the bordered system of :mod:`dkrr.linalg.targets` with b eliminated, and P A P is positive definite in the
+This is the bordered system of :mod:`dkrr.linalg.blocks` with b eliminated, and P A P is positive definite in the
 plane, its eigenvalues within those of A. The residual of an iterate is P (S Y - A u) = S Y - A u - b s with the best b
 for this u: the residual of the bordered system itself. So ``tol``, restarts, checkpoints and warm starts mean what they
 mean without an intercept, and no column is solved for besides the targets. (With v = A^-1 s as one more column its
@@ -58,14 +58,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.errors import ConvergenceError, DataError
-from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector, largest, ratio, row_blocks
+from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector, add_scaled, largest, ratio
 from dkrr.linalg.catalogue import factor_fields, key_of, short_name
 from dkrr.linalg.cg import CGState, Checkpoint, Identity, Preconditioner, conjugate_gradients
 from dkrr.linalg.factor_precondition import earlier_factor, float32_factor
 from dkrr.linalg.matmul import OperatorProduct, sampled_row_sums
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.panels import low_rank_fields, low_rank_location
-from dkrr.linalg.preconditioner import LowRank
+from dkrr.linalg.preconditioner import LowRank, low_rank_fields
 from dkrr.linalg.rpcholesky import choose_rank
 from dkrr.linalg.solution import Foreseen, IterativeSettings, Solution, is_limit
 from dkrr.linalg.workspace import ResidualTrace, Workspace
@@ -73,6 +72,7 @@ from dkrr.store.files import name_of, place
 
 # fewer points tell nothing, more are of an earlier stage of the iteration
 LEAST_POINTS, MOST_POINTS = 5, 40
+NOT_MADE = "none was needed"
 
 
 class Forecast:
@@ -100,47 +100,37 @@ class Forecast:
         self._points.append((iteration, log(max(relative, 1e-300)), self.clock()))
 
     @property
-    def has_trend(self) -> bool:
-        """Whether the residuals tell anything yet."""
-        return len(self._points) >= LEAST_POINTS
-
-    @property
-    def iterations_left(self) -> float:
-        """By the trend alone; infinite where the residual does not fall."""
+    def iterations_left(self) -> float | None:
+        """By the trend alone; infinite where the residual does not fall, None where there is no trend yet."""
+        if len(self._points) < LEAST_POINTS:
+            return None
         number, level, _ = self._points[-1]
-        missing = level - log(self.tol)
-        if missing <= 0:
-            return 0.0
         # the later half: what went before is another stage
         later = [point for point in self._points if point[0] >= number // 2]
         points = np.array([point[:2] for point in (later if len(later) >= LEAST_POINTS else self._points)])
         first, second = np.triu_indices(len(points), 1)
         slopes = (points[second, 1] - points[first, 1]) / (points[second, 0] - points[first, 0])
-        slope = -float(np.median(slopes))
-        return missing / slope if slope > 0 else inf
-
-    @property
-    def seconds_left(self) -> float:
-        """By the trend, and at the pace of the last iterations."""
-        (first, _, begun), (last, _, now) = self._points[0], self._points[-1]
-        return self.iterations_left * (now - begun) / max(1, last - first)
+        missing, slope = max(0.0, level - log(self.tol)), -float(np.median(slopes))
+        return missing / slope if slope > 0 else inf if missing else 0.0
 
     @property
     def phase(self) -> str:
         """The phase's name, with what the plan foresees until the residuals tell more."""
-        if self.foreseen is None or self.has_trend or round(self.foreseen.low) >= round(self.foreseen.high):
+        plan, has_trend = self.foreseen, self.iterations_left is not None
+        if plan is None or has_trend or round(plan.low) >= round(plan.high):
             return "cg"
-        return f"cg, {self.foreseen.low:,.0f} to {self.foreseen.high:,.0f} foreseen"
+        return f"cg, {plan.low:,.0f} to {plan.high:,.0f} foreseen"
 
     @property
     def total(self) -> int:
         """Iterations in all, as far as is known; 0 where nothing is."""
-        number = self._points[-1][0]
-        if self._points[-1][1] <= log(self.tol):
+        number, level, _ = self._points[-1]
+        left, plan = self.iterations_left, self.foreseen
+        if level <= log(self.tol):
             return number
-        found = number + self.iterations_left if self.has_trend else inf
-        if self.foreseen is not None and number <= self.foreseen.high:
-            found = self.foreseen.high if found == inf else min(max(found, self.foreseen.low), 2 * self.foreseen.high)
+        found = inf if left is None else number + left
+        if plan is not None and number <= plan.high:
+            found = plan.high if found == inf else min(max(found, plan.low), 2 * plan.high)
         return 0 if found == inf else min(self.limit, max(number, ceil(found)))
 
     def check(self, iteration: int, relative: FloatVector, other_seconds: Callable[[], float | None] | None) -> None:
@@ -151,16 +141,18 @@ class Forecast:
         ConvergenceError
             ``slow``; ``falls``: whether there is an end in sight.
         """
-        if self.foreseen is None or other_seconds is None or iteration <= 2 * self.foreseen.high or not self.has_trend:
+        plan, more = self.foreseen, self.iterations_left
+        if plan is None or other_seconds is None or iteration <= 2 * plan.high or not more:
             return
-        seconds = self.seconds_left
-        price = other_seconds() if seconds else None
+        # at the pace of the last iterations
+        (first, _, begun), (last, _, now) = self._points[0], self._points[-1]
+        seconds, price = more * (now - begun) / max(1, last - first), other_seconds()
         if price is None or seconds <= price:
             return
         left = f"about {seconds:,.0f} s more" if np.isfinite(seconds) else "no end in sight"
         raise ConvergenceError(
             f"CG: relative residual {relative.max():.2g} after {iteration:,} iterations, at most "
-            f"{self.foreseen.high:,.0f} were foreseen, {left}",
+            f"{plan.high:,.0f} were foreseen, {left}",
             relative_residual=relative,
             num_iterations=iteration,
             stagnated=False,
@@ -183,46 +175,28 @@ class Deferred:
     """
 
     def __init__(self, make: Callable[[], Preconditioner], *, inexact: bool, normal: FloatVector | None = None) -> None:
-        self.make, self.inexact, self.normal = make, inexact, normal
-        self.made: Preconditioner | None = None
+        self.make, self.inexact, self.normal = cache(make), inexact, normal
+        self.description = NOT_MADE
         self.columns: dict[float, FloatMatrix] = {}
-
-    @property
-    def description(self) -> str:
-        """That of the preconditioner, once there is one."""
-        return "none was needed" if self.made is None else self.made.description
 
     def apply(self, r: FloatMatrix, alpha: FloatVector) -> FloatMatrix:
         """Z = M^-1 R (n, c); with an intercept Z - m b, in the plane."""
-        if self.made is None:
-            self.made = self.make()
+        made = self.make()
+        self.description = made.description
         if self.normal is None:
-            return self.made.apply(r, alpha)
+            return made.apply(r, alpha)
         # one alpha is the usual case: its column m serves all
-        values = alpha.tolist() if len(set(alpha.tolist())) > 1 else alpha.tolist()[:1]
-        missing = [value for value in dict.fromkeys(values) if value not in self.columns]
+        values = list(dict.fromkeys(alpha.tolist()))
+        missing = [value for value in values if value not in self.columns]
         if missing:
-            found = self.made.apply(np.repeat(self.normal[:, None], len(missing), axis=1), np.array(missing))
+            found = made.apply(np.repeat(self.normal[:, None], len(missing), axis=1), np.array(missing))
             self.columns |= {value: np.ascontiguousarray(found[:, [k]]) for k, value in enumerate(missing)}
-        z, m = self.made.apply(r, alpha), np.hstack([self.columns[value] for value in values])
-        subtract(z, m, sums(self.normal, z) / sums(self.normal, m))
+        z, m = made.apply(r, alpha), self.columns[values[0]]
+        if len(values) > 1:
+            m = np.hstack([self.columns[value] for value in alpha.tolist()])
+        add_scaled(z, -(self.normal @ z) / (self.normal @ m), m)
         # rounding of M^-1 R leaves the plane by more than rounding of Z does
         return project(self.normal, z)
-
-
-def sums(normal: FloatVector, u: FloatMatrix) -> FloatVector:
-    """s^T U (t,)."""
-    total = np.zeros(u.shape[1])
-    for rows in row_blocks(len(u)):
-        total += normal[rows] @ u[rows]
-    return total
-
-
-def subtract(u: FloatMatrix, m: FloatMatrix, factors: FloatVector) -> FloatMatrix:
-    """u_k -= factors_k m_k in place, for m (n, t) or one column for all."""
-    for rows in row_blocks(len(u)):
-        u[rows] -= m[rows] * factors
-    return u
 
 
 def project(normal: FloatVector, u: FloatMatrix) -> FloatMatrix:
@@ -236,7 +210,8 @@ def project(normal: FloatVector, u: FloatMatrix) -> FloatMatrix:
     square = float(normal @ normal)
     if not square:
         raise DataError("all weights are zero", hint="give at least one row a positive weight")
-    return subtract(u, normal[:, None], sums(normal, u) / square)
+    add_scaled(u, -(normal @ u) / square, normal[:, None])
+    return u
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,12 +260,10 @@ class CGSolver:
         ready
             Called before a stored Gram matrix of the operator is read.
         """
-        settings, n, workers = self.settings, operator.grid.n, workspace.executor.num_threads
-        rank: int | Literal["auto"] = settings.rank
-        if settings.preconditioner in ("none", "factor"):
-            rank = 1
-        elif rank == "auto":
-            columns = {"num_columns": num_columns, "num_workers": workers}
+        settings, n, kind = self.settings, operator.grid.n, self.settings.preconditioner
+        rank: int | Literal["auto"] = 1 if kind in ("none", "factor") else settings.rank
+        if rank == "auto":
+            columns = {"num_columns": num_columns, "num_workers": workspace.executor.num_threads}
             rank = choose_rank(n, operator.num_features, operator.alpha, tol=settings.tol, **columns)
         digests: dict[str, Any] = {"weight_digest": weight_digest, "source_digest": source_digest}
         fields, inexact = low_rank_fields(operator, settings, rank, workspace.blas, **digests), False
@@ -304,18 +277,14 @@ class CGSolver:
                 ready()
                 return float32_factor(operator, workspace, settings, **digests)
 
-        elif settings.preconditioner == "factor":
+        elif kind == "factor":
             found, alpha = earlier_factor(operator, workspace)
-            name = name_of(found.factor.location)
-            inexact, make, fields = found.inexact, lambda: found, {**fields, "factor": name}
-            workspace.reused["preconditioner"] = {
-                "rows": found.factor.grid.n,
-                "of_rows": n,
-                "alpha": alpha,
-                "sources": [short_name(found.factor.location)],
-            }
-        elif settings.preconditioner != "none":
-            location = low_rank_location(workspace.store if store is None else store, fields)
+            place_of = found.factor.location
+            inexact, make, fields = found.inexact, lambda: found, {**fields, "factor": name_of(place_of)}
+            facts = {"rows": found.factor.grid.n, "of_rows": n, "alpha": alpha, "sources": [short_name(place_of)]}
+            workspace.reused["preconditioner"] = facts
+        elif kind != "none":
+            location = place(store or workspace.store, "preconditioners", key_of(fields) + ".zarr")
             make = partial(LowRank, operator, workspace, location, settings, rank)
         return PreparedCG(self, operator, workspace, cache(make), fields, inexact, ready)
 
@@ -398,11 +367,9 @@ class PreparedCG:
             exact.row_sums = sampled_row_sums(operator)
 
         def multiply(product: Callable[[FloatMatrix], FloatMatrix], v: FloatMatrix) -> FloatMatrix:
+            if product is approximate:
+                self.ready()  # its tiles are there when it is first called
             return product(v) if normal is None else project(normal, product(v))
-
-        def when_ready(v: FloatMatrix) -> FloatMatrix:
-            self.ready()  # its tiles are there when it is first called
-            return approximate(v)
 
         def make() -> Preconditioner:
             made = self.make()
@@ -421,7 +388,7 @@ class PreparedCG:
         preconditioner = Deferred(make, inexact=self.inexact, normal=normal)
         try:
             state = conjugate_gradients(
-                partial(multiply, when_ready) if is_approximate else true,
+                partial(multiply, approximate) if is_approximate else true,
                 values,
                 alpha,
                 preconditioner,
@@ -473,7 +440,7 @@ class PreparedCG:
         )
         if 0 < begun < 1:
             message += f", from earlier coefficients whose residual was {begun:.1e}"
-        if converged and begun and not state.num_iterations and preconditioner.made is None:
+        if converged and begun and not state.num_iterations and preconditioner.description == NOT_MADE:
             message = (
                 f"conjugate gradients, {num_products:,} product: the start already has residual {begun:.1e}; "
                 "nothing was built"

@@ -19,7 +19,7 @@ Of a diagonal tile whose first r rows are finished, with the new rows P = A[r:, 
     L21 = P1 L11^-T,     L22 = potrf(P2 - L21 L21^T)
 
 So rows can be computed in strips, and the first terms of a long sum ahead of the others, as tasks of their own, whose
-results wait in a scratch array for the task that writes the tile; see :mod:`dkrr.linalg.factor_schedule`.
+results wait in a scratch array for the task that writes the tile; see :mod:`dkrr.linalg.direct`.
 
 Cost
 ----
@@ -41,65 +41,75 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.engine.tasks import Executor, Progress, RunSummary
-from dkrr.errors import DamagedChunkError, DataError, StoreMismatchError
-from dkrr.linalg.catalogue import TakenOver
-from dkrr.linalg.factor_schedule import (
-    NewRows,
-    Split,
-    cholesky_nodes,
-    num_first_terms,
-    scratch_location,
-    usual_split,
-)
-from dkrr.linalg.gram import gram_owner
-from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.passes import made, run_with_repairs
+from dkrr.errors import DamagedChunkError, DataError
+from dkrr.linalg.gram import TileTask, factor_sample_agrees
 from dkrr.linalg.solution import no_factor
-from dkrr.linalg.verify import factor_sample_agrees
 from dkrr.store.chunks import ChunkArray, FloatArray
-from dkrr.store.files import remove_array
-from dkrr.tiles import TileGrid, TileMatrix
+from dkrr.tiles import TileGrid
 from dkrr.tiles.blas import buffer, gemm_nt, leading_minor_pivot, potrf, rounded_pivot, syrk, trsm_right
+from dkrr.tiles.store import made
 
 logger = logging.getLogger("dkrr.linalg")
+
+
+# of a shorter sum of a strip the first terms are no task of their own
+MIN_TERMS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """Which sums are split, and where.
+
+    Parameters
+    ----------
+    num_columns
+        The last so many columns are split; 0 for none.
+    num_last
+        w, the terms that are left to the task of the tile.
+    """
+
+    num_columns: int = 0
+    num_last: int = 1
+
+    def applies(self, grid: TileGrid, j: int) -> bool:
+        """Whether the sums of column j are split: it is one of the last, and two terms or more come before the rest."""
+        return j >= max(self.num_last + 2, grid.num_tiles - self.num_columns)
+
+    def first_rest(self, grid: TileGrid, j: int) -> int:
+        """The first term of column j that is left to the task of the tile."""
+        return j - self.num_last if self.applies(grid, j) else 0
+
+    def to_dict(self) -> dict[str, int]:
+        """Plain data, for the record of a run."""
+        return {"num_columns": self.num_columns, "num_last": self.num_last}
+
+
+def num_first_terms(j: int) -> int:
+    """So many terms of the sum of a strip in column j are a task of their own; 0 where there are few."""
+    return (j + 1) // 2 if j >= MIN_TERMS else 0
+
 
 Span = tuple[int, int]
 """First row within a row block, and one past the last."""
 
 
 @dataclass(frozen=True)
-class CholeskyTask:
-    """Everything a task of the factorisation needs.
+class CholeskyTask(TileTask):
+    """Everything a task of the factorisation needs; the matrix is L, and what is taken over are finished rows.
 
     Parameters
     ----------
-    operator, factor
-        A, and L, which is written.
     split
         Which sums have first terms that are tasks of their own.
-    taken
-        Finished rows of ragged tiles, in earlier factors.
     strips
         The rows of some row blocks that are computed in strips.
     parts
         First terms and strips, if there are any, see :meth:`index`.
     """
 
-    operator: RidgeOperator
-    factor: TileMatrix
     split: Split = field(default_factory=Split)
-    taken: TakenOver = field(default_factory=TakenOver)
     strips: Mapping[int, list[Span]] = field(default_factory=dict)
     parts: ChunkArray | None = None
-
-    @property
-    def grid(self) -> TileGrid:
-        return self.factor.grid
-
-    def remaining_bytes(self) -> int:
-        """Bytes of the factor that are still to be written."""
-        return len(self.factor.missing()) * (self.factor.array.chunk_bytes + 4)
 
     def spans(self, i: int) -> list[Span]:
         """The rows of row block i that are not finished in an earlier factor, strip by strip."""
@@ -153,7 +163,7 @@ def factor_tile(
     if s is not None:
         computed = _compute_part(task, i, j, s, strip=bool(strip))
         return computed, {"part": 1} if computed else {}
-    factor = task.factor
+    factor = task.matrix
     suspect = factor.is_valid(i, j)
     if suspect:
         if factor_sample_agrees(task.operator, factor, i, j):
@@ -171,11 +181,6 @@ def factor_tile(
 
     def write(c: Any) -> None:
         if suspect:
-            try:
-                if np.array_equal(factor.read(i, j), c):  # the sample was wrong, and no valid tile is rewritten
-                    return
-            except DamagedChunkError:
-                pass
             task.forget_parts(i)  # first: what comes between must not leave parts of a tile that is gone
         factor.write(i, j, c)
 
@@ -191,16 +196,10 @@ def _tile(task: CholeskyTask, i: int, j: int, *, alone: bool) -> tuple[FloatArra
     A positive answer counts from the first row of the tile. ``alone``: from A and the tiles to its left.
     """
     grid, operator = task.grid, task.operator
-    c: FloatArray = buffer("accumulator", grid.shape(i, j), task.factor.dtype)
-
-    def agrees(matrix: TileMatrix, num_rows: int) -> bool:
-        try:  # two tiles may have changed places
-            return factor_sample_agrees(operator, matrix, i, j, num_rows)
-        except DamagedChunkError:
-            return False
+    c: FloatArray = buffer("accumulator", grid.shape(i, j), task.matrix.dtype)
 
     first = 0 if alone else task.taken.first(i)
-    kept = task.taken.read(i, j, agrees) if first else None
+    kept = task.taken.read(i, j, partial(factor_sample_agrees, operator)) if first else None  # tiles may change places
     rows: list[tuple[int | None, Span]] = [(None, (0, grid.rows(i)))] if alone else list(enumerate(task.spans(i)))
     if kept is not None:
         c[:first, : kept.shape[1]] = kept
@@ -214,7 +213,7 @@ def _tile(task: CholeskyTask, i: int, j: int, *, alone: bool) -> tuple[FloatArra
             continue
         _update(task, i, j, (start, stop), block, s)
         if i != j:
-            trsm_right(block, task.factor.read(j, j))
+            trsm_right(block, task.matrix.read(j, j))
     if i == j:
         c[:first, first:] = 0
         for start, stop in ((0, first), (first, len(c))):
@@ -236,7 +235,7 @@ def _update(
 
     ``last`` is j where it is not given, and what there is of the sum of strip s is then taken from its first terms.
     """
-    factor, (start, stop) = task.factor, span
+    factor, (start, stop) = task.matrix, span
     h = task.num_first(i, j) if last is None and s is not None else 0
     begun = task.read_part(i, j, s or 0, c.shape, strip=False) if h else None
     if begun is not None:
@@ -264,7 +263,7 @@ def _left(task: CholeskyTask, i: int, k: int, span: Span, s: int | None) -> Floa
         strip = task.read_part(i, k, s, (span[1] - span[0], task.grid.rows(k)), strip=True)
         if strip is not None:
             return strip
-    return task.factor.read(i, k)[slice(*span)]
+    return task.matrix.read(i, k)[slice(*span)]
 
 
 def _compute_part(task: CholeskyTask, i: int, j: int, s: int, *, strip: bool) -> bool:
@@ -272,14 +271,14 @@ def _compute_part(task: CholeskyTask, i: int, j: int, s: int, *, strip: bool) ->
     parts, (start, stop) = task.parts, task.spans(i)[s]
     assert parts is not None  # noqa: S101  (narrows the type)
     made_of_it = {task.index(i, j, s, strip=kind) for kind in (strip, strip or i in task.strips)}
-    if task.factor.is_valid(i, j) or any(parts.is_valid(index) for index in made_of_it):
+    if task.matrix.is_valid(i, j) or any(parts.is_valid(index) for index in made_of_it):
         return False
 
     def compute() -> FloatArray:
-        c: FloatArray = buffer("accumulator", (stop - start, stop if i == j else task.grid.rows(j)), task.factor.dtype)
+        c: FloatArray = buffer("accumulator", (stop - start, stop if i == j else task.grid.rows(j)), task.matrix.dtype)
         _update(task, i, j, (start, stop), c, s, None if strip else task.num_first(i, j))
         if strip and i != j:
-            trsm_right(c, task.factor.read(j, j))
+            trsm_right(c, task.matrix.read(j, j))
         return c
 
     def write(c: FloatArray) -> None:
@@ -306,7 +305,7 @@ def _check_operands(task: CholeskyTask, i: int, j: int) -> None:
     DamagedChunkError
         A tile that the sum for (i, j) rests on passes its checksum and is not finite, or does not give back the matrix.
     """
-    factor = task.factor
+    factor = task.matrix
     read = [(row, k) for k in range(j) for row in dict.fromkeys((j, i))] + ([(j, j)] if i != j else [])
     factor.check_finite(read)
     for k in range(j + (i != j)):
@@ -320,15 +319,15 @@ def _raise_not_positive_definite(task: CholeskyTask, j: int, info: int, rounded:
 
     Where it stopped, the tile is formed once more: potrf destroyed it.
     """
-    grid, alpha = task.factor.grid, task.operator.alpha
+    grid, alpha = task.matrix.grid, task.operator.alpha
     if info:
-        c = _update(task, j, j, (0, grid.rows(j)), buffer("accumulator", grid.shape(j, j), task.factor.dtype))
+        c = _update(task, j, j, (0, grid.rows(j)), buffer("accumulator", grid.shape(j, j), task.matrix.dtype))
         order, pivot = leading_minor_pivot(np.tril(c) + np.tril(c, -1).T, info)
     else:
         order, pivot = rounded, float(c[rounded - 1, rounded - 1]) ** 2
     row, largest = grid.span(j).start + order - 1, float(np.abs(task.operator.diagonal(j)).max())
-    where = f"tile ({j}, {j}) of {task.factor.location}"
-    raise no_factor(where, row, pivot, alpha, task.factor.dtype, grid.n, largest)
+    where = f"tile ({j}, {j}) of {task.matrix.location}"
+    raise no_factor(where, row, pivot, alpha, task.matrix.dtype, grid.n, largest)
 
 
 def _not_finite(task: CholeskyTask, i: int, j: int, c: Any) -> DataError:
@@ -336,72 +335,7 @@ def _not_finite(task: CholeskyTask, i: int, j: int, c: Any) -> DataError:
     _check_operands(task, i, j)
     row, column = np.argwhere(~np.isfinite(c))[0]
     return DataError(
-        f"tile ({i}, {j}) of {task.factor.location} is not finite at entry ({row}, {column}), "
+        f"tile ({i}, {j}) of {task.matrix.location} is not finite at entry ({row}, {column}), "
         f"kernel {task.operator.kernel}",
         hint="scale the features",
     )
-
-
-def factorise(
-    operator: RidgeOperator,
-    factor: TileMatrix,
-    executor: Executor,
-    progress: Progress | None = None,
-    *,
-    split: Split | None = None,
-    taken: TakenOver | None = None,
-) -> RunSummary:
-    """Compute every tile of L that is not valid.
-
-    A tile that a reader finds damaged is deleted and computed again, then everything that still misses; so is a tile of
-    the stored Gram matrix of a kernel.
-
-    Parameters
-    ----------
-    split
-        Which sums are split. No byte of the factor depends on it; None takes what is usual for the executor's threads.
-    taken
-        What earlier factors have of its ragged tiles.
-
-    Raises
-    ------
-    NotPositiveDefiniteError
-        A pivot is not positive; names the global row, the pivot, alpha and a suggested alpha.
-    DamagedChunkError
-        A tile of a given (precomputed) matrix or a row chunk is damaged.
-    StoreError
-        A tile is damaged again and again.
-    """
-    grid, taken = factor.grid, taken or TakenOver()
-    side, b = grid.num_tiles, grid.tile_size
-    split = usual_split(side, executor.num_threads) if split is None else split
-    first = {i: taken.first(i) for i in range(taken.num_rows // b, side) if taken.first(i) < grid.rows(i)}
-    new = NewRows.of(grid, taken.num_rows, first, executor.num_threads)
-    parts, beside = None, scratch_location(factor)
-    if new.strips or split.applies(grid, side - 1):
-        most, rows = new.most if new.strips else (1, b)
-        create = partial(
-            ChunkArray.create, beside, "", shape=(2 * side * most * rows, side * b), chunks=(rows, b),
-            dtype=factor.array.dtype, attributes={"split": split.to_dict(), "strips": list(new.strips.items())},
-        )  # fmt: skip
-        try:
-            parts = create()
-        except StoreMismatchError:  # of an attempt with another split, other workers or other finished rows
-            remove_array(beside)
-            parts = create()
-    task = CholeskyTask(operator, factor, split, taken, new.strips, parts)
-
-    def again(index: tuple[int, ...]) -> None:
-        task.forget_parts(index[0])
-        factor.array.delete(index)
-
-    owners = {factor.location: again, **gram_owner(operator, executor)}
-    if parts is not None:
-        owners[parts.location] = parts.delete
-    nodes = cholesky_nodes(grid, split, new)
-    summary = run_with_repairs(executor, "factorise", factor_tile, task, nodes, progress, owners=owners)
-    remove_array(beside)
-    # what was done is counted in tiles
-    summary.num_computed -= sum(len(key) > 2 for key in summary.values)
-    summary.num_tasks = grid.num_lower
-    return summary

@@ -1,7 +1,7 @@
 """V -> S K S V on the workers, for V (n, t) in the driver's memory; and the true residual R = S Y - A u.
 
 The n rows are cut into S super-blocks; one task a pair (I, J), I >= J, evaluates the entries of K[I, J] once and uses
-them for the rows of I and for those of J: a :class:`~dkrr.linalg.passes.Pass` for each panel of at most 256 columns.
+them for the rows of I and for those of J: a :class:`~dkrr.linalg.workspace.Pass` for each panel of at most 256 columns.
 The partition depends on n, d and the kernel, not on the workers, so the sums are the same bits on any number of them.
 
 A residual is evaluated in float64 from the kernel and the rows, never from stored tiles. (Only for a precomputed
@@ -17,7 +17,7 @@ residual three (n, 256) arrays. Memory of a task: :func:`product_task_bytes`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -27,27 +27,33 @@ import numpy as np
 
 from dkrr.engine.machine import single_blas_thread
 from dkrr.errors import DataError, DkrrError, NumericalError
-from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector, add_scaled, largest, norms, ratio, row_blocks
+from dkrr.linalg.blocks import (
+    BlockColumns,
+    FloatMatrix,
+    FloatVector,
+    add_scaled,
+    best_intercept,
+    largest,
+    norms,
+    ratio,
+    row_blocks,
+)
 from dkrr.linalg.gram import gram_owner
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.passes import Operands, Pass
 from dkrr.linalg.products import (
-    BAND_BYTES,
     BLOCK_ROWS,
     STRIP_ROWS,
+    add_strips,
     block_strips,
     entry_nanoseconds,
     is_nonnegative,
     kernel_product,
     spans,
     super_blocks,
-    within,
 )
-from dkrr.linalg.targets import best_intercept
-from dkrr.linalg.workspace import Workspace
+from dkrr.linalg.workspace import Operands, Pass, Workspace
 from dkrr.store.chunks import FloatArray
-from dkrr.tiles import TileGrid
-from dkrr.tiles.blas import buffer, is_finite
+from dkrr.tiles.blas import is_finite
 
 # A panel of columns: a block of V in it, and each half of a partial result, takes at most this.
 PANEL_BYTES = 16 << 20
@@ -63,137 +69,19 @@ def panel_width(block_rows: int, num_columns: int) -> int:
 
 
 def product_task_bytes(block_rows: int, num_columns: int, num_features: int, *, compiled: bool = False) -> int:
-    """Memory of a task besides the baseline: 4 B w 8 + 2 max(16 MiB, 6,144 d 8) + 4 (256 + d) 6,144 8 bytes.
+    """Memory of a task besides the baseline: 4 B w 8 + 4 (256 + d) 6,144 8 + 2 d 6,144 8 bytes.
 
-    V_I, V_J and both results with w columns of a panel and B rows; a band of the rows of I and of J; a strip and the
-    operands of a block of 6,144 x 6,144 entries, each in two copies. Compiled code has no strip; it packs the columns,
-    of V too.
+    V_I, V_J and both results with w columns of a panel and B rows; a strip, the rows and the operands of a block of
+    6,144 x 6,144 entries, the latter in two copies. Compiled code has no strip; it packs the columns, of V too.
     """
     width = panel_width(block_rows, num_columns)
     rows = min(block_rows, BLOCK_ROWS)
-    band = min(max(BAND_BYTES, 8 * BLOCK_ROWS * num_features), 8 * block_rows * num_features)
     beside = width if compiled else STRIP_ROWS
-    return 8 * (4 * block_rows * width + 4 * rows * (beside + num_features)) + 2 * band
-
-
-@dataclass(frozen=True)
-class PairProduct:
-    """K[I, J] V_J, and below it, from row B on, K[I, J]^T V_I, for pair number k of the lower pairs of super-blocks.
-
-    Parameters
-    ----------
-    operator
-        Whose K it is; its weights play no part.
-    stored
-        Entries are read from its tiles (super-blocks are whole numbers of them) instead of being evaluated.
-    precision
-        Of the entries; sums are float64.
-    absolute_last
-        The last column is a product with |K|, entry by entry, instead of K.
-    """
-
-    operator: RidgeOperator
-    stored: bool
-    blocks: TileGrid
-    precision: Literal["float64", "float32"] = "float64"
-    absolute_last: bool = False
-
-    def pair(self, number: int) -> tuple[int, int]:
-        """I and J."""
-        return next(islice(self.blocks.lower(), number, None))
-
-    def halves(self, number: int, part: FloatMatrix) -> tuple[FloatMatrix, FloatMatrix]:
-        """The rows of I and the rows of J; the same ones when I = J."""
-        (i, j), b = self.pair(number), self.blocks.tile_size
-        start = (i != j) * b
-        return part[: self.blocks.rows(i)], part[start : start + self.blocks.rows(j)]
-
-    def multiply(self, operands: Operands, number: int, out: FloatMatrix) -> None:
-        """Add both results, block by block; a damaged or missing tile raises ``DamagedChunkError``."""
-        (i, j), blocks = self.pair(number), self.blocks
-        rows, columns = blocks.span(i), blocks.span(j)
-        # copies: nothing stays mapped, and compiled kernels meet writable arrays only
-        v_rows, v_columns = (np.array(operands["v"].read(k)[: blocks.rows(k)]) for k in (i, j))
-        out_rows, out_columns = self.halves(number, out)
-        for p, q, add in (self._stored if self.stored else self._evaluated)(rows, columns):
-            left, right = within(p, rows), within(q, columns)
-            other = {} if p == q else {"u": v_rows[left], "out_t": out_columns[right]}
-            try:
-                add(v_columns[right], out_rows[left], **other)
-            except DataError as exc:
-                where = f"rows {p.start:,} to {p.stop:,} with rows {q.start:,} to {q.stop:,}"
-                raise DataError(f"{where}: {exc.message}", hint=exc.hint, **exc.details) from exc
-
-    def _evaluated(self, rows: slice, columns: slice) -> Iterator[tuple[slice, slice, Any]]:
-        """Blocks of 6,144 x 6,144 entries, and how each is multiplied with; two bands of rows are held."""
-        kernel, source = self.operator.known()
-        band = BLOCK_ROWS * max(1, BAND_BYTES // (8 * self.operator.num_features * BLOCK_ROWS))
-        for a_span in spans(rows, band):
-            a = source.read(a_span.start, a_span.stop)
-            for b_span in spans(columns, band):
-                if b_span.start > a_span.start:
-                    break
-                b = a if b_span == a_span else source.read(b_span.start, b_span.stop)
-                for p in spans(a_span, BLOCK_ROWS):
-                    for q in spans(b_span, BLOCK_ROWS):
-                        if q.start > p.start:
-                            break
-                        sides, same = (a[within(p, a_span)], b[within(q, b_span)]), p == q
-                        if self.absolute_last:
-                            yield p, q, partial(add_strips, block_strips(kernel, *sides, same=same), absolute_last=True)
-                        else:
-                            yield p, q, partial(kernel_product, kernel, *sides, same=same, precision=self.precision)
-
-    def _stored(self, rows: slice, columns: slice) -> Iterator[tuple[slice, slice, Any]]:
-        """Tiles, of which one is mapped at a time."""
-        gram = self.operator.gram
-        assert gram is not None  # noqa: S101  (narrows the type)
-        for i, j in self._tiles(rows, columns):
-            tile = gram.read(i, j)
-            strips = ((part, tile[part]) for part in row_blocks(len(tile), STRIP_ROWS))
-            yield gram.grid.span(i), gram.grid.span(j), partial(add_strips, strips, absolute_last=self.absolute_last)
-            del tile, strips
-
-    def _tiles(self, rows: slice, columns: slice) -> Iterator[tuple[int, int]]:
-        b = self.operator.grid.tile_size
-        for i in range(rows.start // b, -(-rows.stop // b)):
-            for j in range(columns.start // b, min(i + 1, -(-columns.stop // b))):
-                yield i, j
-
-    def explain(self, number: int) -> DkrrError:
-        """The error for results that are not finite although V is."""
-        rows, columns = map(self.blocks.span, self.pair(number))
-        where = f"the product of rows {rows.start:,} to {rows.stop:,} with rows {columns.start:,} to {columns.stop:,}"
-        if self.stored and self.operator.gram is not None:
-            self.operator.gram.check_finite(self._tiles(rows, columns))
-            of, hint = f" of {self.operator.gram.location}", "scale the matrix, or the targets"
-            return DataError(f"{where}{of} is not finite", hint=hint)
-        return DataError(f"{where} is not finite, {self.operator.known()[0].describe()}", hint="scale the features")
-
-
-def add_strips(
-    strips: Iterable[tuple[slice, Any]],
-    v: FloatMatrix,
-    out: FloatMatrix,
-    *,
-    u: FloatMatrix | None = None,
-    out_t: FloatMatrix | None = None,
-    absolute_last: bool = False,
-) -> None:
-    """out += K V and out_t += K^T U for K given in strips of rows; with |K| for the last column where asked for."""
-    last = v.shape[1] - absolute_last
-    for rows, strip in strips:
-        for columns in (slice(0, last), slice(last, None)):
-            out[rows, columns] += strip @ v[:, columns]
-            if u is not None and out_t is not None:
-                out_t[:, columns] += strip.T @ u[rows, columns]
-            if not absolute_last:
-                break
-            strip = np.abs(strip, out=buffer("strip", strip.shape, strip.dtype))
+    return 8 * (4 * block_rows * width + 4 * rows * (beside + num_features) + 2 * rows * num_features)
 
 
 class OperatorProduct:
-    """The product with S K S (without alpha).
+    """The product with S K S (without alpha), its own task: the pairs of super-blocks, each of them a part of the sum.
 
     Parameters
     ----------
@@ -242,6 +130,10 @@ class OperatorProduct:
         self.num_products = 0
         self.row_sums: FloatMatrix | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a task needs: nothing that is n long."""
+        return self.__dict__ | {"workspace": None, "root": None, "row_sums": None}
+
     def __call__(self, v: FloatMatrix) -> FloatMatrix:
         """S K S V (n, t) float64; the order of every sum depends on n and the settings only.
 
@@ -272,7 +164,8 @@ class OperatorProduct:
         return 0.0 if self.row_sums is None else float(self.row_sums.max())
 
     def _multiply(self, v: FloatMatrix, *, absolute_last: bool) -> FloatMatrix:
-        n = self.operator.grid.n
+        """S K S V; of the last column the product with |S K S|, entry by entry, where asked for."""
+        n, blocks = self.operator.grid.n, self.blocks
         if v.ndim != 2 or len(v) != n:
             raise ValueError(f"V has shape {v.shape}, ({n}, t) expected")
         if not is_finite(v):
@@ -282,39 +175,103 @@ class OperatorProduct:
         if not v.shape[1]:
             return result
         scaled = np.asarray(v if self.root is None else self.root[:, None] * v, dtype=np.float64)
-        width = panel_width(self.blocks.tile_size, v.shape[1])
         self.num_products += 1
-        for start in range(0, v.shape[1], width):
-            columns = slice(start, min(start + width, v.shape[1]))
-            self._multiply_panel(scaled[:, columns], result[:, columns], absolute_last and columns.stop == v.shape[1])
+        for columns in row_blocks(v.shape[1], panel_width(blocks.tile_size, v.shape[1])):
+            panel, target = scaled[:, columns], result[:, columns]
+            cost = 2.0 * self.operator.num_features + 4.0 * panel.shape[1]
+
+            def add(number: int, part: FloatMatrix, target: FloatMatrix = target) -> None:
+                i, j = self.pair(number)
+                of_rows, of_columns = self.halves(number, part)
+                target[blocks.span(i)] += of_rows
+                if i != j:
+                    target[blocks.span(j)] += of_columns
+
+            Pass(
+                self.phase,
+                partial(self.multiply_pair, absolute_last and columns.stop == v.shape[1]),
+                self.explain,
+                [blocks.rows(i) * blocks.rows(j) * cost / (1 + (i == j)) for i, j in blocks.lower()],
+                (2 * blocks.tile_size, panel.shape[1]),
+                operands={"v": [np.ascontiguousarray(panel[blocks.span(i)]) for i in range(blocks.num_tiles)]},
+                workspace=self.workspace,
+                store=self.scratch,
+                site="multiply.pair",
+                owners=gram_owner(self.operator, self.workspace.executor),
+                quiet=self.quiet,
+            ).consume(add)
         if self.root is not None:
             result *= self.root[:, None]
         return result
 
-    def _multiply_panel(self, v: FloatMatrix, result: FloatMatrix, absolute_last: bool) -> None:
-        blocks, width, cost = self.blocks, v.shape[1], 2.0 * self.operator.num_features + 4.0 * v.shape[1]
-        task = PairProduct(self.operator, self.stored, blocks, self.precision, absolute_last)
+    # --- a task: K[I, J] V_J, and below it, from row B on, K[I, J]^T V_I ---
 
-        def add(number: int, part: FloatMatrix) -> None:
-            i, j = task.pair(number)
-            of_rows, of_columns = task.halves(number, part)
-            result[blocks.span(i)] += of_rows
-            if i != j:
-                result[blocks.span(j)] += of_columns
+    def pair(self, number: int) -> tuple[int, int]:
+        """I and J of the lower pair of super-blocks with a number."""
+        return next(islice(self.blocks.lower(), number, None))
 
-        Pass(
-            self.phase,
-            task.multiply,
-            task.explain,
-            [blocks.rows(i) * blocks.rows(j) * cost / (1 + (i == j)) for i, j in blocks.lower()],
-            (2 * blocks.tile_size, width),
-            operands={"v": [np.ascontiguousarray(v[blocks.span(i)]) for i in range(blocks.num_tiles)]},
-            workspace=self.workspace,
-            store=self.scratch,
-            site="multiply.pair",
-            owners=gram_owner(self.operator, self.workspace.executor),
-            quiet=self.quiet,
-        ).consume(add)
+    def halves(self, number: int, part: FloatMatrix) -> tuple[FloatMatrix, FloatMatrix]:
+        """The rows of I and the rows of J; the same ones when I = J."""
+        (i, j), b = self.pair(number), self.blocks.tile_size
+        start = (i != j) * b
+        return part[: self.blocks.rows(i)], part[start : start + self.blocks.rows(j)]
+
+    def multiply_pair(self, absolute_last: bool, operands: Operands, number: int, out: FloatMatrix) -> None:
+        """Add both results, block by block; a damaged or missing tile raises ``DamagedChunkError``."""
+        (i, j), blocks = self.pair(number), self.blocks
+        rows, columns = blocks.span(i), blocks.span(j)
+        # copies: nothing stays mapped, and compiled kernels meet writable arrays only
+        v_rows, v_columns = (np.array(operands["v"].read(k)[: blocks.rows(k)]) for k in (i, j))
+        out_rows, out_columns = self.halves(number, out)
+        for p, q, add in (self._stored if self.stored else self._evaluated)(rows, columns, absolute_last):
+            left = slice(p.start - rows.start, p.stop - rows.start)
+            right = slice(q.start - columns.start, q.stop - columns.start)
+            other = {} if p == q else {"u": v_rows[left], "out_t": out_columns[right]}
+            try:
+                add(v_columns[right], out_rows[left], **other)
+            except DataError as exc:
+                where = f"rows {p.start:,} to {p.stop:,} with rows {q.start:,} to {q.stop:,}"
+                raise DataError(f"{where}: {exc.message}", hint=exc.hint, **exc.details) from exc
+
+    def _evaluated(self, rows: slice, columns: slice, absolute_last: bool) -> Iterator[tuple[slice, slice, Any]]:
+        """Blocks of 6,144 x 6,144 entries, and how each is multiplied with."""
+        kernel, source = self.operator.known()
+        for p in spans(rows, BLOCK_ROWS):
+            a = source.read(p.start, p.stop)
+            for q in spans(columns, BLOCK_ROWS):
+                if q.start > p.start:
+                    break
+                sides, same = (a, a if p == q else source.read(q.start, q.stop)), p == q
+                if absolute_last:
+                    yield p, q, partial(add_strips, block_strips(kernel, *sides, same=same), absolute_last=True)
+                else:
+                    yield p, q, partial(kernel_product, kernel, *sides, same=same, precision=self.precision)
+
+    def _stored(self, rows: slice, columns: slice, absolute_last: bool) -> Iterator[tuple[slice, slice, Any]]:
+        """Tiles, of which one is mapped at a time."""
+        gram = self.operator.gram
+        assert gram is not None  # noqa: S101  (narrows the type)
+        for i, j in self._tiles(rows, columns):
+            tile = gram.read(i, j)
+            strips = ((part, slice(None), tile[part]) for part in row_blocks(len(tile), STRIP_ROWS))
+            yield gram.grid.span(i), gram.grid.span(j), partial(add_strips, strips, absolute_last=absolute_last)
+            del tile, strips
+
+    def _tiles(self, rows: slice, columns: slice) -> Iterator[tuple[int, int]]:
+        b = self.operator.grid.tile_size
+        for i in range(rows.start // b, -(-rows.stop // b)):
+            for j in range(columns.start // b, min(i + 1, -(-columns.stop // b))):
+                yield i, j
+
+    def explain(self, number: int) -> DkrrError:
+        """The error for results that are not finite although V is."""
+        rows, columns = map(self.blocks.span, self.pair(number))
+        where = f"the product of rows {rows.start:,} to {rows.stop:,} with rows {columns.start:,} to {columns.stop:,}"
+        if self.stored and self.operator.gram is not None:
+            self.operator.gram.check_finite(self._tiles(rows, columns))
+            of, hint = f" of {self.operator.gram.location}", "scale the matrix, or the targets"
+            return DataError(f"{where}{of} is not finite", hint=hint)
+        return DataError(f"{where} is not finite, {self.operator.known()[0].describe()}", hint="scale the features")
 
 
 @dataclass(frozen=True)

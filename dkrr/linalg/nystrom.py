@@ -69,12 +69,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, RowArray
-from dkrr.dataset.destination import storage_errors
 from dkrr.engine.machine import single_blas_thread
 from dkrr.engine.tasks import RunSummary
 from dkrr.errors import ConvergenceError, DataError, NotPositiveDefiniteError, ParameterError
 from dkrr.kernels import Kernel
-from dkrr.linalg.blocks import FloatMatrix, FloatVector, Indices, ratio
+from dkrr.linalg.blocks import (
+    Centring,
+    FloatMatrix,
+    FloatVector,
+    Indices,
+    centre_dataset,
+    offset_of,
+    ratio,
+    target_alphas,
+    total_weight,
+)
 from dkrr.linalg.catalogue import FORMAT_VERSION, KERNEL_VERSION, key_of
 from dkrr.linalg.centres import (
     CenterFactor,
@@ -86,17 +95,15 @@ from dkrr.linalg.centres import (
     solve_lower,
 )
 from dkrr.linalg.cg import CGState, Checkpoint, Identity, conjugate_gradients
-from dkrr.linalg.gram import rows_of
 from dkrr.linalg.leave_one_out import LeaveOneOut
-from dkrr.linalg.passes import check_task_memory, resumable_folder
+from dkrr.linalg.operators import rows_of
 from dkrr.linalg.primal import Equations, left_out
-from dkrr.linalg.primal_passes import CentredRows, CentreFeatures, FeatureRows, MemoryRows
+from dkrr.linalg.primal_passes import CentreFeatures, DatasetRows, FeatureRows, MemoryRows
 from dkrr.linalg.products import is_nonnegative
 from dkrr.linalg.rpcholesky import pivot_rows
 from dkrr.linalg.solution import IterativeSettings, NystromSettings, Solution
-from dkrr.linalg.targets import Centring, centre_dataset, offset_of, target_alphas, total_weight
-from dkrr.linalg.workspace import BARE_BYTES, BASELINE_BYTES, Workspace
-from dkrr.store.files import place, remove_array
+from dkrr.linalg.workspace import BARE_BYTES, BASELINE_BYTES, Workspace, check_task_memory, resumable_folder
+from dkrr.store.files import place, remove_array, storage_errors
 from dkrr.tiles.blas import potrf
 
 CANDIDATE_BYTES = 1 << 30
@@ -180,8 +187,7 @@ DEFAULT_TOL = 1e-7
 
 CHECKPOINT_SECONDS = 20.0
 
-# a backward error of this size is that of a solution rounded to float64
-ROUNDING = EPS = float(np.finfo(np.float64).eps)
+EPS = float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,10 +326,8 @@ def fit_nystrom(
         dataset.verify()
     key = key_of(fields)
     with resumable_folder(workspace, key) as location:
-        centring = centre_dataset(dataset) if fit_intercept else None
-        return _Fit(
-            dataset, kernel, alphas, nystrom, iterative, workspace, location, key, precision, centring
-        ).run()  # fmt: skip
+        centring, given = centre_dataset(dataset) if fit_intercept else None, (dataset, kernel, alphas, nystrom)
+        return _Fit(*given, iterative, workspace, location, key, precision, centring).run()
 
 
 @dataclass
@@ -367,7 +371,7 @@ class _Fit:
             relative[targets], backward[targets] = self._norms(system, targets, found, row_sums)
             if result.num_iterations < self.iterative.iterations:
                 # conjugate gradients gave up before the limit: rounding stands between the residual and tol
-                converged[targets] |= backward[targets] <= ROUNDING
+                converged[targets] |= backward[targets] <= EPS  # that of a solution rounded to float64
         solution = Solution(
             solver="nystrom",
             precision=self.precision,
@@ -421,7 +425,7 @@ class _Fit:
         sample = MemoryRows(rows, np.empty((len(rows), 0)), weight)
         features = CentreFeatures(self.kernel, points, self.triangle.square)
         source = FeatureRows(features, sample, self.workspace, self.location, phase="precondition")
-        rows_below, below = CentredRows(self.rows), place(self.location, "rows")
+        rows_below, below = DatasetRows(self.rows, in_place=False), place(self.location, "rows")
         self.products = CentreProducts(self.kernel, rows_below, points, columns, self.workspace, below)
         self.workspace.record("prepare", RunSummary(seconds=time.perf_counter() - started))
         self.estimate, cross, squares = source.sums()
@@ -576,25 +580,17 @@ class _System:
 def _factorise(estimate: FloatMatrix, alpha: float, out: FloatMatrix) -> None:
     """R (m, m) lower with R R^T = G + alpha I.
 
-    G is positive semi-definite but for rounding, which a very small alpha may not exceed; alpha then grows in the
-    preconditioner, with a line in the log.
+    G is positive semi-definite but for rounding: the preconditioner, and only it, has an alpha above that.
     """
-    shift, scale = alpha, float(estimate.diagonal().max())
-    while True:
-        np.copyto(out, estimate)
-        out[np.diag_indices_from(out)] += shift
-        info = potrf(out)
-        if not info:
-            return
-        larger = max(10.0 * shift, EPS * scale * np.sqrt(len(out)))
-        logger.info("G + %.1e I has no Cholesky factor (row %d): %.1e instead", shift, info - 1, larger)
-        if not 0 < larger <= scale:
-            raise NotPositiveDefiniteError(
-                f"the preconditioner of the centres is not positive definite at row {info - 1:,}",
-                hint="use a positive semi-definite kernel, or raise alpha",
-                row=info - 1,
-            )
-        shift = larger
+    np.copyto(out, estimate)
+    out[np.diag_indices_from(out)] += max(alpha, len(out) * EPS * float(estimate.diagonal().max()))
+    info = potrf(out)
+    if info:
+        raise NotPositiveDefiniteError(
+            f"the preconditioner of the centres is not positive definite at row {info - 1:,}",
+            hint="use a positive semi-definite kernel, or raise alpha",
+            row=info - 1,
+        )
 
 
 def nystrom_leave_one_out(
@@ -642,7 +638,10 @@ def nystrom_leave_one_out(
     else:
         coef = triangle.solve(kernel.block(points[order], points) @ coefficients, transposed=False)
     scratch = place(workspace.store, "scratch", uuid.uuid4().hex + ".zarr")
-    features, rows = CentreFeatures(kernel, points[order], triangle.square), CentredRows(rows_of(dataset, kernel))
+    features, rows = (
+        CentreFeatures(kernel, points[order], triangle.square),
+        DatasetRows(rows_of(dataset, kernel), in_place=False),
+    )
     try:
         with single_blas_thread():
             source = FeatureRows(features, rows, workspace, scratch, phase="leverage")

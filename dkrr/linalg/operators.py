@@ -186,7 +186,7 @@ class RidgeOperator:
                 self.gram_tile(i, j, out, start=start, stop=stop)
             else:
                 out[...] = self.gram.read(i, j)[start:stop, : out.shape[1]]
-            left, right = self.root_weight(i), self.root_weight(j)
+            left, right = self.root_weights(i), self.root_weights(j)
             if left is not None and right is not None:
                 out *= left[start : start + len(out), None]
                 out *= right[None, : out.shape[1]]
@@ -197,38 +197,28 @@ class RidgeOperator:
 
     def diagonal(self, i: int) -> FloatArray:
         """Entries a_pp - alpha of row block i, the diagonal of S K S."""
-        span = self.grid.span(i)
-        return self.diagonal_of(span.start, span.stop)
-
-    def diagonal_of(self, start: int, stop: int) -> FloatArray:
-        """Entries a_pp - alpha of rows ``start`` to ``stop``."""
-        root, b = self.root_of(start, stop), self.grid.tile_size
+        span, root = self.grid.span(i), self.root_weights(i)
         if self.kernel is None and self.gram is not None:
-            tiles = range(start // b, -(-stop // b))
-            parts = [np.diagonal(self.gram.read(i, i)) for i in tiles]
-            values: FloatArray = np.concatenate(parts)[start - tiles.start * b :][: stop - start].astype(np.float64)
+            values: FloatArray = np.diagonal(self.gram.read(i, i)).astype(np.float64)
         else:
             kernel, rows = self.known()
-            values = kernel.diag(rows.read(start, stop))
+            values = kernel.diag(rows.read(span.start, span.stop))
         return values if root is None else root * root * values
 
     def diagonal_from(self, start: int) -> FloatArray:
         """The diagonal of S K S from row ``start`` on, (n - start,)."""
-        spans = [self.grid.span(i) for i in range(start // self.grid.tile_size, self.grid.num_tiles)]
-        return np.concatenate([self.diagonal_of(max(start, span.start), span.stop) for span in spans])
+        first = start // self.grid.tile_size
+        blocks = [self.diagonal(i) for i in range(first, self.grid.num_tiles)]
+        return np.concatenate(blocks)[start - first * self.grid.tile_size :]
 
     def root_of(self, start: int, stop: int) -> FloatMatrix | None:
         """Square roots of the weights of rows ``start`` to ``stop``, None when the operator is not weighted."""
         return self.rows.root_weight(start, stop) if self.weighted and self.rows is not None else None
 
-    def root_weight(self, i: int) -> FloatMatrix | None:
-        """The same of row block i."""
-        span = self.grid.span(i)
+    def root_weights(self, i: int | None = None) -> FloatMatrix | None:
+        """The diagonal of S (n,), or its entries of row block i; None when the operator is not weighted."""
+        span = slice(0, self.grid.n) if i is None else self.grid.span(i)
         return self.root_of(span.start, span.stop)
-
-    def root_weights(self) -> FloatMatrix | None:
-        """The diagonal of S (n,), None when the operator is not weighted."""
-        return self.root_of(0, self.grid.n)
 
     def normal(self) -> FloatMatrix:
         """s (n,), the diagonal of S; ones where the operator is not weighted."""
@@ -239,3 +229,11 @@ class RidgeOperator:
     def num_features(self) -> int:
         """d of the rows; 1 for a precomputed matrix."""
         return 1 if self.rows is None else self.rows.open().num_features
+
+
+def rows_of(dataset: Dataset, kernel: Kernel | None, center: tuple[float, ...] | None = None) -> Rows:
+    """Reference to the rows of a data set; a translation-invariant kernel is centred at its own point, unless told."""
+    own = None if kernel is None else kernel.center(dataset.x_mean, dataset.x_std)
+    if own is not None and center is None:
+        center = tuple(own.tolist())
+    return Rows.of(dataset, None if own is None else center)

@@ -1,13 +1,27 @@
 """A low-rank preconditioner: P_alpha = F F^T + alpha I with F (n, r) on disk, for S K S + alpha I and every alpha.
 
+    F[:, p] = (S K S[:, S_p] - sum_{q<p} F[:, q] F[S_p, q]^T) L_p^-T,   L_p L_p^T = (S K S - F F^T)[S_p, S_p]
     Z = P_alpha^-1 R = (R - F Y) / alpha,   (F^T F + alpha I) Y = F^T R
 
-F comes from randomly pivoted Cholesky, or from columns drawn uniformly (Nystrom: F F^T = K[:,S] K[S,S]^-1 K[S,:]);
-:mod:`dkrr.linalg.panels` makes it. F^T F is computed once and serves every alpha. Use it when conjugate
-gradients without one need hundreds of iterations.
+The pivots S_p come from randomly pivoted Cholesky, or are drawn uniformly (Nystrom: F F^T = K[:,S] K[S,S]^-1 K[S,:]),
+see :mod:`dkrr.linalg.rpcholesky`. F^T F is computed once and serves every alpha. Use it when conjugate gradients
+without one need hundreds of iterations. Below one location, all of them raw checksummed chunks:
 
-Each chunk gives F_c^T R_c; these small matrices are added in the order of the chunks, here or through tasks, so
-that where an application runs does not change its result.
+    panel-0007-<digest of S_p>/f     F[:, p] in row chunks
+    gram                             F^T F
+
+A panel is a :class:`~dkrr.linalg.workspace.Pass` whose parts stay: a task makes one row chunk of it from the kernel and
+the pivots (or from the tiles of a given matrix) and from the same rows of the panels before. It never reads rows of
+another chunk, and what it writes depends on nothing but its indices. Row chunks are cut by n and r alone.
+
+The driver draws the pivots. It holds the residual diagonal d (n,), from which it takes what each chunk explains, the
+features of all pivots and their r x r rows of F; the residual of a block of proposals needs nothing else, as
+F[S', :] = (S K S)[S', S] L^-T. Proposals are a function of the seed and of d: a build that is interrupted, or opened
+again, draws the same pivots, and a valid chunk is never computed again. One that is found damaged is. One that passed
+its checksum and is wrong makes the iterations more, never the answer wrong: the true residual decides.
+
+In an application each chunk gives F_c^T R_c; these small matrices are added in the order of the chunks, here or through
+tasks, so that where an application runs does not change its result.
 
 F^T F is formed, so that the error of Y is that of a matrix of condition |F|^2 / alpha. What it does to Z is weighed by
 (F^T F + alpha I)^-1 on both sides: P^-1 stays positive definite as long as alpha is above r eps |F|^2. Where alpha is
@@ -19,14 +33,14 @@ rounded F); on 3,000 rows of protein the iterations were the same. But an applic
 the shorter read saves), and matern 3/2 on 3,000 normal rows, rank 300, needed 16 % (alpha = 1e-6 |K|) to 30 % more
 iterations (1e-8 |K|).
 
-A chunk of F that is found damaged is computed again. One that passed its checksum and is wrong makes the iterations
-more, never the answer wrong: the true residual decides.
-
 Cost
 ----
-Build: n r kernel entries and 2 n r^2 flops. An application: 4 n r c flops and two passes over F. A factor of at most
-256 MiB is held in the memory of the calling process and applied there; a larger one is read by tasks, which map it
-where the store is a local folder. From other stores their processes keep what a quarter of their memory holds.
+Build: n r kernel entries, 2 n r^2 flops (half of them for F^T F), 8 n r bytes on disk; one round of tasks a panel. The
+driver holds a few n-vectors and up to four r x r matrices; of a task see :func:`low_rank_task_bytes`. An application:
+4 n r c flops and two passes over F. A factor of at most 256 MiB is held in the memory of the calling process and
+applied there; a larger one is read by tasks, which map it where the store is a local folder (with pages in the cache
+and one checksum an application, as fast as a copy in the memory of each worker). From other stores their processes keep
+what a quarter of their memory holds.
 
 References
 ----------
@@ -36,31 +50,209 @@ Diaz, Epperly, Frangella, Tropp, Webber (2023), Robust, randomized preconditioni
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import logging
 import threading
 import uuid
-from dataclasses import dataclass
+import weakref
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dkrr.engine.cluster import memory_limit_of
 from dkrr.engine.machine import single_blas_thread
-from dkrr.errors import NumericalError
-from dkrr.linalg.blocks import Floats
+from dkrr.errors import DamagedChunkError, DataError, NumericalError
+from dkrr.kernels.base import mirror
+from dkrr.linalg.blocks import Floats, Indices
+from dkrr.linalg.catalogue import gram_fields
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.panels import PanelBuild, Panels
-from dkrr.linalg.passes import Operand, Operands, Pass, is_here
+from dkrr.linalg.rpcholesky import block_size, grow
 from dkrr.linalg.solution import IterativeSettings
-from dkrr.linalg.workspace import Workspace
-from dkrr.store.chunks import on_release
+from dkrr.linalg.workspace import Operand, Operands, Owners, Pass, Workspace, is_here, repaired
+from dkrr.store.chunks import ChunkArray, on_release
 from dkrr.store.files import local_root, place, remove_array
 from dkrr.store.lease import hold_lock
-from dkrr.tiles.blas import potrf, trsm_left
+from dkrr.tiles import TileGrid, TileMatrix
+from dkrr.tiles.blas import gemm_nt, potrf, syrk_tn, trsm_left, trsm_right
 
 logger = logging.getLogger("dkrr.linalg")
+
+PHASE = "precondition"
+CHUNK_BYTES = 128 << 20
+MIN_CHUNK_ROWS, MAX_CHUNK_ROWS = 256, 16_384
+NUM_CHUNKS = 8
+# tasks of F^T F
+MAX_GROUPS = 16
+STRIP_ROWS = 1024
 # more distinct alphas than this are solved through one spectral decomposition, which costs as much as some 20 factors
 MAX_FACTORS = 3
+HELD_BYTES = 256 << 20
+# of the memory of a task on a worker, what may hold chunks of F that were fetched from a store that is no folder
+KEEP_FRACTION = 0.25
+_kept: dict[tuple[str, int, int], Any] = {}
+_lock = threading.Lock()
+on_release(_kept.clear)
+
+
+def row_chunks(n: int, rank: int) -> TileGrid:
+    """Row chunks of F: n / 8 rows in 256 .. 16,384, and at most 128 MiB of all its columns."""
+    rows = max(MIN_CHUNK_ROWS, min(MAX_CHUNK_ROWS, -(-n // NUM_CHUNKS), CHUNK_BYTES // (8 * rank)))
+    return TileGrid(n, min(-(-rows // MIN_CHUNK_ROWS) * MIN_CHUNK_ROWS, MAX_CHUNK_ROWS))
+
+
+def panel_bytes(n: int, rank: int) -> int:
+    """A row chunk of a panel of F."""
+    rank = min(rank, n)
+    return 8 * min(n, row_chunks(n, rank).tile_size) * min(rank, block_size(rank))
+
+
+def low_rank_task_bytes(n: int, rank: int, num_features: int) -> int:
+    """Memory of a task besides the baseline, for R rows a chunk and panels of k columns: the larger of
+
+    8 (4 R k + k (r + 2 d) + 2 R d)      a panel: its chunk, a copy while it is solved and padded, one chunk before
+    8 (R r + r^2 + 1,024 r)              F^T F: a chunk of F mapped, the sum, a strip
+    """
+    rank = min(rank, n)
+    m, k = min(n, row_chunks(n, rank).tile_size), min(rank, block_size(rank))
+    panel = 4 * m * k + k * (rank + 2 * num_features) + 2 * m * num_features
+    return 8 * max(panel, m * rank + rank**2 + STRIP_ROWS * rank)
+
+
+def low_rank_fields(
+    operator: RidgeOperator,
+    settings: IterativeSettings,
+    rank: int,
+    blas: str,
+    *,
+    weight_digest: str | None = None,
+    source_digest: str = "",
+) -> dict[str, Any]:
+    """What decides the bytes of F: no alpha, and no tile size (except that of a given matrix)."""
+    fields = gram_fields(operator, "float64", source_digest)
+    if operator.kernel is not None:
+        del fields["tile_size"]
+    rank = min(rank, operator.grid.n)
+    fields["weight_digest"] = weight_digest if operator.weighted else None
+    fields |= {"method": settings.preconditioner, "seed": settings.seed, "rank": rank, "blas": blas}
+    fields["rows_per_chunk"] = row_chunks(operator.grid.n, rank).tile_size
+    return fields
+
+
+def keep_bytes(num_bytes: int, memory_limit: int | None) -> int:
+    """What a worker may keep of an F of ``num_bytes`` that is fetched, where a task may use ``memory_limit``."""
+    return 0 if memory_limit is None else min(num_bytes, int(KEEP_FRACTION * memory_limit))
+
+
+@dataclass(frozen=True)
+class Panels:
+    """The matrix, and the panels of F that are there; ``num_features`` is that of a pivot, 0 for a given matrix.
+
+    F does not change under its location, which is the key of everything that decides its bytes. Up to ``keep_bytes`` of
+    it are kept by a process once read, first come, first kept; another factor takes its place.
+    """
+
+    operator: RidgeOperator
+    location: str
+    grid: TileGrid
+    num_features: int
+    arrays: tuple[ChunkArray, ...] = ()
+    keep_bytes: int = 0
+
+    @property
+    def rank(self) -> int:
+        """Columns of all panels."""
+        return sum(array.shape[1] for array in self.arrays)
+
+    @property
+    def columns(self) -> list[slice]:
+        """Those of each panel."""
+        ends = np.cumsum([array.shape[1] for array in self.arrays], dtype=np.int64).tolist()
+        return [slice(end - array.shape[1], end) for end, array in zip(ends, self.arrays, strict=True)]
+
+    def read(self, p: int, c: int, *, verify: bool = True) -> Any:
+        """Row chunk c of panel p (rows, k), read-only and mapped where it is not kept: drop it soon."""
+        key = (self.location, p, c)
+        block = _kept.get(key) if self.keep_bytes else None
+        if block is None:
+            block = self.arrays[p].read((c, 0), verify=verify)[: self.grid.rows(c)]
+            with _lock:  # worker threads share what is kept
+                for other in [other for other in _kept if other[0] != self.location and self.keep_bytes]:
+                    del _kept[other]
+                if sum(item.nbytes for item in _kept.values()) + block.nbytes <= self.keep_bytes:
+                    _kept[key] = block = np.array(block)
+        return block
+
+    def next_panel(self, operands: Operands, c: int, out: Floats) -> None:
+        """Row chunk c of the panel after these; m k kernel entries and m k (2 first + k) flops for m rows.
+
+        The operand are its k pivots, one row of 2 + d + first + k numbers each: row number, root of the weight,
+        features (centred; none for a given matrix), and rows of F, the last k columns of which are L_p.
+        """
+        pivots, end, span = np.array(operands["pivots"].read()), 2 + self.num_features, self.grid.span(c)
+        block, lower = out[: self.grid.rows(c)], np.ascontiguousarray(pivots[:, end:])
+        operator, index = self.operator, pivots[:, 0].astype(np.int64)
+        if operator.kernel is None and operator.gram is not None:
+            given_block(operator.gram, np.arange(span.start, span.stop), index, block)
+        else:
+            (kernel, rows), x = operator.known(), np.ascontiguousarray(pivots[:, 2:end])
+            kernel.block(rows.read(span.start, span.stop), x, block)
+            inside = np.flatnonzero((index >= span.start) & (index < span.stop))
+            if len(inside):  # of a pivot with itself exactly
+                block[index[inside] - span.start, inside] = kernel.diag(x[inside])
+        root = operator.root_of(span.start, span.stop)
+        if root is not None:
+            block *= root[:, None]
+            block *= pivots[:, 1]
+        for q, columns in enumerate(self.columns):
+            left = self.read(q, c)
+            gemm_nt(block, left, lower[:, columns])
+            del left
+        trsm_right(block, lower[:, self.rank :])
+
+    def gram_group(self, num_groups: int, _: Operands, g: int, total: Floats) -> None:
+        """F^T F over the row chunks of group g. r^2 flops a row."""
+        chunks = self.grid.num_tiles
+        for c in range(g * chunks // num_groups, (g + 1) * chunks // num_groups):
+            mapped = [self.read(p, c) for p in range(len(self.arrays))]
+            for start in range(0, self.grid.rows(c), STRIP_ROWS):
+                syrk_tn(total, np.hstack([panel[start : start + STRIP_ROWS] for panel in mapped]))
+            del mapped
+        np.negative(total, out=total)
+        mirror(total)
+
+    def project(self, operands: Operands, c: int, out: Floats) -> None:
+        """(F_c^T R_c)^T (columns, r), panel by panel."""
+        transposed = np.ascontiguousarray(self._vectors(operands, c).T)  # twice as fast for a few columns
+        for p, columns in enumerate(self.columns):
+            out[:, columns] = transposed @ self.read(p, c)
+
+    def correct(self, shifts: Floats, operands: Operands, c: int, out: Floats) -> None:
+        """(R_c - F_c Y) / shifts (rows, columns), panel by panel, whose checksums the same application compared."""
+        y, z = np.array(operands["y"].read()), self._vectors(operands, c)
+        for p, columns in enumerate(self.columns):
+            z -= self.read(p, c, verify=False) @ y[columns]
+        np.divide(z, shifts, out=out[: len(z)])
+
+    def _vectors(self, operands: Operands, c: int) -> Floats:
+        """Row chunk c of R, a copy."""
+        return np.array(operands["r"].read(c)[: self.grid.rows(c)])
+
+
+def given_block(gram: TileMatrix, rows: Indices, columns: Indices, out: Any) -> None:
+    """K[rows, columns] of a matrix in lower tiles, into ``out``; every tile that is met is read once, and verified."""
+    b = gram.grid.tile_size
+    row_tiles, column_tiles = rows // b, columns // b
+    for i in np.unique(row_tiles):
+        for j in np.unique(column_tiles):
+            p, q = np.flatnonzero(row_tiles == i), np.flatnonzero(column_tiles == j)
+            if i >= j:
+                part = gram.read(int(i), int(j))[np.ix_(rows[p] - i * b, columns[q] - j * b)]
+            else:
+                part = gram.read(int(j), int(i))[np.ix_(columns[q] - j * b, rows[p] - i * b)].T
+            out[np.ix_(p, q)] = part
 
 
 class ShiftedGram:
@@ -110,8 +302,7 @@ class ShiftedGram:
         return y
 
     def _factor(self, shift: float) -> Floats:
-        lower = self._factors.get(shift)
-        if lower is None:
+        if shift not in self._factors:
             lower = self.gram.copy()
             lower[np.diag_indices(len(lower))] += shift
             if potrf(lower):
@@ -120,75 +311,7 @@ class ShiftedGram:
                     hint="raise alpha, or lower the rank of the preconditioner",
                 )
             self._factors[shift] = lower
-        return lower
-
-
-HELD_BYTES = 256 << 20
-# of the memory of a task on a worker, what may hold chunks of F that were fetched from a store that is no folder
-KEEP_FRACTION = 0.25
-_kept: dict[tuple[str, int, int], Any] = {}
-_lock = threading.Lock()
-on_release(_kept.clear)
-
-
-def keep_bytes(num_bytes: int, memory_limit: int | None) -> int:
-    """What a worker may keep of an F of ``num_bytes`` that is fetched, where a task may use ``memory_limit``."""
-    return 0 if memory_limit is None else min(num_bytes, int(KEEP_FRACTION * memory_limit))
-
-
-@dataclass(frozen=True)
-class Application:
-    """Both passes of one application over the row chunks of F, for the shift of each column.
-
-    Chunks of a local folder are mapped for both: with pages in the cache and one checksum an application, that is as
-    fast as a copy in the memory of each worker (1.3 GB on two workers: 0.4 s), which took 6 s to be filled. Others are
-    kept in memory up to ``keep_bytes``: fetched once, first come, first kept, in ``cache``, or where tasks run in what
-    their process has for that. F does not change under its location, which is the key of everything that decides its
-    bytes. Another factor takes its place.
-    """
-
-    panels: Panels
-    shifts: tuple[float, ...]
-    keep_bytes: int = 0
-    cache: dict[tuple[str, int, int], Any] | None = None
-
-    def read(self, p: int, c: int, *, again: bool = False) -> Any:
-        """Row chunk c of panel p; what is read again in the same application has had its checksum compared."""
-        if not self.keep_bytes:
-            return self.panels.read(p, c, verify=not again)
-        kept, key = _kept if self.cache is None else self.cache, (self.panels.location, p, c)
-        block = kept.get(key)
-        if block is None:
-            block = self.panels.read(p, c)
-            with _lock:  # worker threads share what is kept
-                for other in [other for other in kept if other[0] != self.panels.location]:
-                    del kept[other]
-                if key not in kept and sum(item.nbytes for item in kept.values()) + block.nbytes <= self.keep_bytes:
-                    kept[key] = block = np.array(block)
-        return block
-
-    def vector(self, operands: Operands, c: int) -> Floats:
-        """Row chunk c of R."""
-        return np.array(operands["r"].read(c)[: self.panels.grid.rows(c)])
-
-    def project(self, operands: Operands, c: int, out: Floats) -> None:
-        """(F_c^T R_c)^T (columns, r), panel by panel."""
-        panels = self.panels
-        transposed = np.ascontiguousarray(self.vector(operands, c).T)  # twice as fast for a few columns
-        for p in range(panels.num_panels):
-            out[:, panels.first(p) : panels.first(p + 1)] = transposed @ self.read(p, c)
-
-    def correct(self, operands: Operands, c: int, out: Floats) -> None:
-        """(R_c - F_c Y) / shifts (rows, columns), panel by panel."""
-        panels, y = self.panels, np.array(operands["y"].read())
-        z = self.vector(operands, c)
-        for p in range(panels.num_panels):
-            z -= self.read(p, c, again=True) @ y[panels.first(p) : panels.first(p + 1)]
-        np.divide(z, self.shifts, out=out[: len(z)])
-
-    def not_finite(self, _: int) -> NumericalError:
-        """The error for a part that is not."""
-        return NumericalError("a preconditioned residual is not finite", hint="scale the targets, or raise alpha")
+        return self._factors[shift]
 
 
 class LowRank:
@@ -200,11 +323,18 @@ class LowRank:
         S K S; its alpha does not matter. Columns of a kernel are evaluated, also where Gram tiles are stored; those of
         a given matrix are read.
     location
-        Where F is, and nothing else ever; see :func:`~dkrr.linalg.panels.low_rank_location`.
+        Where F is, and nothing else ever; named by the key of :func:`low_rank_fields`.
     settings
         ``preconditioner`` ("rpcholesky" or "nystrom") and ``seed``.
     rank
         Columns wanted; at most n. Fewer are made when the residual becomes zero before.
+
+    Attributes
+    ----------
+    index : (r,)
+        The pivots, in order.
+    trace
+        trace(S K S - F F^T) / trace(S K S) before the first and after each panel.
 
     Raises
     ------
@@ -219,23 +349,134 @@ class LowRank:
     def __init__(
         self, operator: RidgeOperator, workspace: Workspace, location: str, settings: IterativeSettings, rank: int
     ) -> None:
-        self.build = build = PanelBuild(operator, workspace, location, settings, min(rank, operator.grid.n))
-        with hold_lock(location):
-            build.build()
+        rank = min(rank, operator.grid.n)
+        d = 0 if operator.kernel is None or operator.rows is None else operator.rows.open().num_features
+        self.panels, self.workspace = Panels(operator, location, row_chunks(operator.grid.n, rank), d), workspace
+        # a pivot is row number, root of the weight, features (centred; none for a given matrix), and its row of F
+        self._pivots, self._root, self._is_said = np.zeros((rank, 2 + d + rank)), operator.normal(), False
+        self._left: Floats = operator.diagonal_from(0).astype(np.float64, copy=False)
+        self._total = float(self._left.sum())
+        self.trace = [1.0 if self._total else 0.0]
+        with hold_lock(location), single_blas_thread():
+            is_uniform = settings.preconditioner == "nystrom"
+            self.index = grow(self._left, rank, settings.seed, self._residual_block, self._add, is_uniform=is_uniform)
             # no fsync: what a power failure takes is found by its checksum and computed again
-            self._small = ShiftedGram(build.gram())
-        self.panels = panels = build.panels
-        name = "randomly pivoted Cholesky" if settings.preconditioner == "rpcholesky" else "Nystrom, uniform columns,"
-        self.description = f"{name} of rank {panels.rank:,} ({build.trace[-1][1]:.1e} of the trace left)"
-        num_bytes = 8 * panels.grid.n * panels.rank
+            self._small = ShiftedGram(self._gram())
+        name = "Nystrom, uniform columns," if is_uniform else "randomly pivoted Cholesky"
+        self.description = f"{name} of rank {self.panels.rank:,} ({self.trace[-1]:.1e} of the trace left)"
+        kept = 8 * operator.grid.n * self.panels.rank
         # a small factor is held, and applied, here
-        self._workspace = None if num_bytes <= HELD_BYTES else workspace
-        self._cache: dict[tuple[str, int, int], Any] | None = {} if self._workspace is None else None
-        self._keep_bytes = num_bytes
-        if self._workspace is not None:
-            mapped, limit = local_root(location) is not None, memory_limit_of(workspace.executor)
-            self._keep_bytes = 0 if mapped else keep_bytes(num_bytes, limit)
-        self._is_said = False
+        self._applies = None if kept <= HELD_BYTES else workspace
+        if self._applies is not None:
+            is_mapped = local_root(location) is not None
+            kept = 0 if is_mapped else keep_bytes(kept, memory_limit_of(workspace.executor))
+        self.panels = replace(self.panels, keep_bytes=kept)
+        weakref.finalize(self, _kept.clear)
+
+    # --- how F is made ------------------------------------------------------------------------------------------------
+
+    def _residual_block(self, proposals: Indices) -> tuple[Floats, Floats]:
+        """(S K S - F F^T)[S', S'] of the proposals S'; their numbers, roots of weights, features and F[S', :]."""
+        operator, first, b, end = self.panels.operator, self.panels.rank, len(proposals), 2 + self.panels.num_features
+        before, root = self._pivots[:first], self._root[proposals]
+        x, h, known = np.empty((b, 0)), np.empty((b, b)), np.empty((b, first))
+        if operator.kernel is None and operator.gram is not None:
+            block = np.empty((b, b + first))
+            given_block(operator.gram, proposals, np.concatenate([proposals, before[:, 0].astype(np.int64)]), block)
+            h[...], known[...] = block[:, :b], block[:, b:]
+        else:
+            kernel, rows = operator.known()
+            x = rows.take(proposals, operator.grid.n)
+            kernel.block(x, x, h, same=True)
+            kernel.block(x, before[:, 2:end], known)
+        h *= root[:, None]
+        h *= root
+        known *= root[:, None]
+        known *= before[:, 1]
+        if first:
+            trsm_right(known, before[:, end : end + first])
+            gemm_nt(h, known, known)
+        return h, np.hstack([proposals[:, None].astype(np.float64), root[:, None], x, known])
+
+    def _add(self, _: Indices, known: Floats, lower: Floats) -> None:
+        """Make the panel of these pivots, and take what it explains from the diagonal."""
+        grid, first, p = self.panels.grid, self.panels.rank, len(self.panels.arrays)
+        pivots = np.hstack([known, lower])
+        self._pivots[first : first + len(pivots), : pivots.shape[1]] = pivots
+        panel = self._panel(p, slice(first, first + len(pivots)), self.workspace)
+
+        def explain(c: int, part: Floats) -> None:
+            block, span = part[: grid.rows(c)], grid.span(c)
+            self._left[span] = np.maximum(self._left[span] - np.einsum("ij,ij->i", block, block), 0.0)
+
+        panel.consume(explain)
+        self.panels = replace(self.panels, arrays=(*self.panels.arrays, panel.array))
+        left = self._left.copy()
+        left[self._pivots[: self.panels.rank, 0].astype(np.int64)] = 0.0
+        self.trace.append(float(left.sum()) / self._total if self._total else 0.0)
+
+    def _panel(self, p: int, columns: slice, workspace: Workspace | None) -> Pass:
+        """The tasks of panel p, here without a workspace."""
+        before, k = replace(self.panels, arrays=self.panels.arrays[:p]), columns.stop - columns.start
+        grid, d = before.grid, before.num_features
+        pivots = np.ascontiguousarray(self._pivots[columns, : 2 + d + columns.stop])
+
+        def not_finite(c: int) -> DataError:
+            where = f"rows {grid.span(c)}, kernel {before.operator.kernel}"
+            return DataError(f"panel {p} of the preconditioner is not finite in {where}", hint="scale the features")
+
+        return Pass(
+            PHASE,
+            before.next_panel,
+            not_finite,
+            [float(grid.rows(c) * k * (2 * before.rank + k + 2 * d)) for c in range(grid.num_tiles)],
+            (grid.tile_size, k),
+            operands={"pivots": [pivots]},
+            workspace=workspace,
+            store=before.location,
+            folder=f"panel-{p:04d}-{hashlib.sha256(pivots[:, 0].tobytes()).hexdigest()[:8]}",
+            parts="f",
+            site="precondition.panel",
+            owners=self._owners,
+        )
+
+    def _gram(self) -> Floats:
+        """F^T F (r, r), read or computed by tasks over groups of row chunks and summed in their order."""
+        panels, r = self.panels, self.panels.rank
+        if not r:  # a matrix of zeros
+            return np.zeros((0, 0))
+        array = ChunkArray(panels.location, "gram", (r, r), (r, r), "float64")
+        with contextlib.suppress(DamagedChunkError):
+            return np.array(array.read((0, 0)))
+        num_groups = min(MAX_GROUPS, panels.grid.num_tiles)
+        total: Floats = Pass(
+            PHASE,
+            partial(panels.gram_group, num_groups),
+            lambda g: NumericalError(f"F^T F of the preconditioner is not finite in group {g}", hint="raise alpha"),
+            [float(panels.grid.n) * r**2 / num_groups] * num_groups,
+            (r, r),
+            operands={},
+            workspace=self.workspace,
+            store=panels.location,
+            folder="gram-parts",
+            owners=self._owners,
+        ).sum()
+        array.write((0, 0), total)
+        remove_array(place(panels.location, "gram-parts"))
+        return total
+
+    @property
+    def _owners(self) -> Owners:
+        """How a damaged chunk of F is made again, in this process."""
+        panels = zip(self.panels.arrays, self.panels.columns, strict=True)
+        return {array.location: partial(self._again, p, columns) for p, (array, columns) in enumerate(panels)}
+
+    def _again(self, p: int, columns: slice, index: tuple[int, ...]) -> None:
+        panel = self._panel(p, columns, None)
+        with single_blas_thread():
+            panel.array.write(index, repaired(partial(panel.part, index[0]), self._owners))
+
+    # --- how it is applied --------------------------------------------------------------------------------------------
 
     def apply(self, r: Floats, alpha: Floats) -> Floats:
         """Z (n, c) with column k = P_{alpha[k]}^-1 r[:, k], for R (n, c) and alpha (c,); R is not changed.
@@ -252,17 +493,24 @@ class LowRank:
             self._is_said = True
             text = "alpha %.3g is below rounding in F^T F; the preconditioner (and only it) has %.3g"
             logger.info(text, float(alpha.min()), floor)
-        panels, grid, work, t = self.panels, self.panels.grid, self._workspace, r.shape[1]
+        panels, grid, work, t = self.panels, self.panels.grid, self._applies, r.shape[1]
         if not panels.rank or not t:
             return np.asarray(r / shifts)
-        task = Application(panels, tuple(shifts.tolist()), self._keep_bytes, self._cache)
         # a new name for each application: a task that was thought lost never touches the vectors of another one
-        scratch = place(self.build.workspace.store, "scratch", f"{uuid.uuid4().hex}.zarr")
+        scratch = place(self.workspace.store, "scratch", f"{uuid.uuid4().hex}.zarr")
         chunks = range(grid.num_tiles)
         vectors = Operand.of(None if is_here(work) else scratch, "r", [r[grid.span(c)] for c in chunks])
-        flops = [2.0 * grid.rows(c) * panels.rank * t for c in chunks]
-        common: Any = {"workspace": work, "store": scratch, "shared": {"r": vectors}, "quiet": True}
-        common["owners"] = self.build.owners
+        step = partial(
+            Pass,
+            "apply",
+            explain=lambda _: NumericalError("a preconditioned residual is not finite", hint="scale the targets"),
+            flops=[2.0 * grid.rows(c) * panels.rank * t for c in chunks],
+            shared={"r": vectors},
+            workspace=work,
+            store=scratch,
+            owners=self._owners,
+            quiet=True,
+        )
         z = np.empty_like(r)
 
         def add(c: int, part: Floats) -> None:
@@ -271,11 +519,9 @@ class LowRank:
         try:
             with single_blas_thread():
                 vectors.write()
-                shape = (t, panels.rank)
-                total = Pass("apply", task.project, task.not_finite, flops, shape, operands={}, **common).sum()
+                total = step(compute=panels.project, shape=(t, panels.rank), operands={}).sum()
                 y = {"y": [self._small.solve(total.T, shifts)]}
-                shape = (grid.tile_size, t)
-                Pass("apply", task.correct, task.not_finite, flops, shape, operands=y, **common).consume(add)
+                step(compute=partial(panels.correct, shifts), shape=(grid.tile_size, t), operands=y).consume(add)
         finally:
             if not is_here(work):
                 remove_array(scratch)

@@ -66,11 +66,10 @@ from dkrr.engine.machine import single_blas_thread
 from dkrr.errors import DataError, NotPositiveDefiniteError, ParameterError
 from dkrr.kernels import Kernel
 from dkrr.kernels.features import FeatureMap, count_features, feature_map
-from dkrr.linalg.blocks import FloatMatrix, FloatVector, ratio
+from dkrr.linalg.blocks import FloatMatrix, FloatVector, offset_of, ratio, target_alphas
 from dkrr.linalg.catalogue import FORMAT_VERSION, KERNEL_VERSION, key_of
-from dkrr.linalg.gram import rows_of
 from dkrr.linalg.leave_one_out import MIN_SHARE, LeaveOneOut, loo_from_leverages
-from dkrr.linalg.passes import check_task_memory, resumable_folder
+from dkrr.linalg.operators import rows_of
 from dkrr.linalg.primal_passes import (
     MAX_STRIP_ROWS,
     DatasetRows,
@@ -81,8 +80,7 @@ from dkrr.linalg.primal_passes import (
     task_memory,
 )
 from dkrr.linalg.solution import Solution
-from dkrr.linalg.targets import offset_of, target_alphas
-from dkrr.linalg.workspace import BARE_BYTES, Workspace
+from dkrr.linalg.workspace import BARE_BYTES, Workspace, check_task_memory, resumable_folder
 from dkrr.tiles.blas import leading_minor_pivot, potrf, trsm_left
 
 logger = logging.getLogger("dkrr.linalg.primal")

@@ -11,7 +11,7 @@ method ``design(x, operands)`` that gives F of a few rows. F (n, D) is never in 
 are taken minus a *shift* and means, fixed before the pass, so that large means do not swallow what differs from row to
 row.
 
-Each is a :class:`~dkrr.linalg.passes.Pass`: rows in memory of this process are one range, others up to 64 of whole
+Each is a :class:`~dkrr.linalg.workspace.Pass`: rows in memory of this process are one range, others up to 64 of whole
 chunks, which depend on n, d and D alone. Where D is large G is cut into tiles, one task for a tile of a range. The sums
 are kept until the fit is over under a name made of what decides them, so that a fit that was interrupted goes on.
 
@@ -31,7 +31,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from math import lcm
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,18 +42,13 @@ from dkrr.errors import DamagedChunkError, DataError
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import mirror
 from dkrr.kernels.features import FeatureMap, not_finite
-from dkrr.linalg.blocks import FloatMatrix, FloatVector
+from dkrr.linalg.blocks import Centring, FloatMatrix, FloatVector, centre_dataset, centre_targets
 from dkrr.linalg.catalogue import key_of
 from dkrr.linalg.leave_one_out import MIN_SHARE
 from dkrr.linalg.operators import Rows
-from dkrr.linalg.passes import ROW_MULTIPLE, Operands, Pass, RowRanges
-from dkrr.linalg.targets import Centring, centre_dataset, centre_targets
-from dkrr.linalg.workspace import Workspace
+from dkrr.linalg.workspace import ROW_MULTIPLE, Operands, Pass, RowRanges, Workspace
 from dkrr.tiles import TileGrid
 from dkrr.tiles.blas import buffer, gemm_nt, gemm_tn, syrk, syrk_tn, trsm_right
-
-# what of Y and the weights is read at once
-TARGET_BYTES = 64 << 20
 
 # features of a strip: many enough rows for a product with a tile, else what stays in a cache
 STRIP_BYTES, CACHED_BYTES = 16 << 20, 2 << 20
@@ -192,9 +186,14 @@ class MemoryRows:
 
 @dataclass(frozen=True)
 class DatasetRows:
-    """The same for the rows of a data set, in strips that end where chunks do."""
+    """The same for the rows of a data set.
+
+    With ``in_place`` chunks of X are mapped and used where they lie, in strips that end where chunks do. Without, rows
+    are copied, and centred as the kernel wants them, in strips whose place does not depend on chunks.
+    """
 
     rows: Rows
+    in_place: bool = True
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -203,11 +202,9 @@ class DatasetRows:
 
     @property
     def multiple(self) -> int:
-        """Rows that are gone through together: whole chunks of X, and of Y and the weights unless those are many."""
-        dataset = self.rows.open()
-        together = lcm(*(array.rows_per_chunk for array in dataset.parts().values()), DIGEST_ROWS)
-        few = together * 8 * (dataset.num_targets + 1) <= TARGET_BYTES
-        return together if few else lcm(dataset.X.rows_per_chunk, DIGEST_ROWS)
+        """Rows that are read together: those of a chunk, all parts have the same, or whole digest blocks."""
+        size = self.rows.open().X.rows_per_chunk
+        return (size if size % DIGEST_ROWS == 0 else DIGEST_ROWS) if self.in_place else ROW_MULTIPLE
 
     def weights(self) -> FloatVector | None:
         weight = self.rows.open().weight
@@ -227,26 +224,23 @@ class DatasetRows:
     def strips(
         self, operands: Operands, ranges: RowRanges, i: int, num_rows: int, *, placed: bool = False
     ) -> Iterator[Strip]:
-        dataset, (start, stop), step = self.rows.open(), ranges.span(i), self.multiple
-        size = dataset.X.rows_per_chunk
-        is_mapped = size % DIGEST_ROWS == 0
-        for together in range(start, stop, step):
-            end = min(together + step, stop)
-            read: dict[Any, Any] = {k: array.read(together, end) for k, array in dataset.parts().items() if k != "X"}
-            for part in read if placed else ():
-                check_places(dataset, part, together, read[part])
-            for begin in range(together, end, size if is_mapped else DIGEST_ROWS):
-                last = min(begin + (size if is_mapped else DIGEST_ROWS), end)
-                array = dataset.X.array
-                x: Any = array.read((begin // size, 0))[: last - begin] if is_mapped else dataset.X.read(begin, last)
-                if placed:
-                    check_places(dataset, "X", begin, x)
-                for first in range(begin, last, num_rows):
-                    rows = slice(first - together, min(first + num_rows, last) - together)
-                    weight = read["weight"][rows, 0] if "weight" in read else None
-                    piece = x[first - begin : first - begin + num_rows]
-                    yield Strip(first, piece, read["y"][rows], weight)
-                del x, piece  # unmapped before the next one is mapped
+        dataset, (start, stop) = self.rows.open(), ranges.span(i)
+        size = self.multiple if self.in_place else num_rows
+        is_mapped = self.in_place and size == dataset.X.rows_per_chunk
+        for begin in range(start, stop, size):
+            end = min(begin + size, stop)
+            parts: dict[Any, Any] = {k: part.read(begin, end) for k, part in dataset.parts().items() if k != "X"}
+            mapped = dataset.X.array.read((begin // size, 0))[: end - begin] if is_mapped else None
+            x: Any = dataset.X.read(begin, end) if mapped is None else mapped
+            for part in (*parts, "X") if placed else ():
+                check_place(dataset, part, begin, x if part == "X" else parts[part])
+            if self.rows.center is not None:
+                x = x - np.asarray(self.rows.center)
+            y, weight = parts.get("y", np.empty((end - begin, 0))), parts.get("weight")
+            for first in range(0, end - begin, num_rows):
+                rows = slice(first, first + num_rows)
+                yield Strip(begin + first, x[rows], y[rows], None if weight is None else weight[rows, 0])
+            del x, mapped  # unmapped before the next one is mapped
 
     def not_finite(self, kernel: Kernel, start: int, stop: int) -> DataError:
         """Looks for a row that was never written first: of mapped chunks nobody else does.
@@ -265,51 +259,31 @@ class DatasetRows:
         )
 
 
-@dataclass(frozen=True)
-class CentredRows(DatasetRows):
-    """The same in strips whose place does not depend on chunks, X copied and centred as the kernel wants it."""
+def check_place(dataset: Dataset, part: Part, start: int, rows: FloatMatrix) -> None:
+    """Compare the first digest block of rows from ``start`` on, where one begins: its digest proves their place.
 
-    multiple = ROW_MULTIPLE
-
-    def strips(
-        self, operands: Operands, ranges: RowRanges, i: int, num_rows: int, *, placed: bool = False
-    ) -> Iterator[Strip]:
-        dataset, (start, stop) = self.rows.open(), ranges.span(i)
-        for first in range(start, stop, num_rows):
-            last = min(first + num_rows, stop)
-            y = np.empty((last - first, 0)) if dataset.y is None else dataset.y.read(first, last)
-            weight = None if dataset.weight is None else dataset.weight.read(first, last)[:, 0]
-            yield Strip(first, self.rows.read(first, last), y, weight)
-
-
-def check_places(dataset: Dataset, part: Part, start: int, rows: FloatMatrix) -> None:
-    """Compare rows from ``start`` on, where a digest block begins, with the digests that prove each chunk's place.
-
-    One digest block of each chunk; all of them where a chunk holds parts of several; and the rows left over at the end
-    of the array where their chunk has no whole block.
+    The rows left over at the end of the array are compared where there is no whole block.
 
     Raises
     ------
     DamagedChunkError
         The rows are others.
     """
-    array, record = dataset.parts()[part], dataset.records[part]
-    step = array.rows_per_chunk if array.rows_per_chunk % DIGEST_ROWS == 0 else DIGEST_ROWS
-    for first in range(start, start + len(rows), step):
-        block, blocks = rows[first - start : first - start + DIGEST_ROWS], record["block_digests"]
-        if len(block) == DIGEST_ROWS:
-            good = block_digest(block) in blocks[first // DIGEST_ROWS :][:1]
-        else:
-            good = prefix_digest(blocks, block) == record["digest"]
-        if not good:
-            index, reason = (first // array.rows_per_chunk, 0), f"rows {first} to {first + len(block) - 1} are others"
-            raise DamagedChunkError(
-                f"chunk {index} of {array.array.location} is damaged ({reason})",
-                hint="restore it, or ingest the source again",
-                path=array.array.location,
-                index=index,
-                reason=reason,
-            )
+    array, record, block = dataset.parts()[part], dataset.records[part], rows[:DIGEST_ROWS]
+    blocks = record["block_digests"]
+    if len(block) == DIGEST_ROWS:
+        good = block_digest(block) in blocks[start // DIGEST_ROWS :][:1]
+    else:
+        good = prefix_digest(blocks, block) == record["digest"]
+    if not good:
+        index, reason = (start // array.rows_per_chunk, 0), f"rows {start} to {start + len(block) - 1} are others"
+        raise DamagedChunkError(
+            f"chunk {index} of {array.array.location} is damaged ({reason})",
+            hint="restore it, or ingest the source again",
+            path=array.array.location,
+            index=index,
+            reason=reason,
+        )
 
 
 def panels(features: Features) -> TileGrid:
@@ -339,14 +313,13 @@ def row_ranges(n: int, features: Features, multiple: int) -> RowRanges:
 def task_memory(features: Features, num_inputs: int, num_targets: int, num_columns: int = 0) -> int:
     """Bytes of a task besides the interpreter's.
 
-    A tile and its copy on the way to disk, a strip of monomials and its copy, a chunk of X, 64 MiB of targets at most,
+    A tile and its copy on the way to disk, a strip of monomials and its copy, a chunk of X and its rows of Y,
     coefficients of ``num_columns`` columns.
     """
     edge = panels(features).tile_size
     strip = 16 * strip_rows(features) * (features.num_monomials + num_inputs + 2 * num_targets)
-    targets = min(TARGET_BYTES, 8 * 65_536 * (num_targets + 1))
     coefficients = 24 * features.num_features * (num_columns + num_targets)
-    return 16 * edge * (edge + num_targets) + strip + 2 * CHUNK_BYTES + targets + coefficients
+    return 16 * edge * (edge + num_targets) + strip + 4 * CHUNK_BYTES + coefficients
 
 
 def _subtract_product(c: FloatMatrix, a: FloatMatrix, b: FloatMatrix | None) -> None:

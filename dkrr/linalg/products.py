@@ -30,21 +30,27 @@ Pairs of super-blocks of rows: the unit of work of a product with K, each entry 
 A super-block holds thousands of rows, so that a pair is a tenth of a second of work; inside, a pair is walked over in
 blocks of 3,072 to 6,144 rows that nobody ever stores. The partition and the order of the walk depend on the problem
 alone, not on who computes it, and so does every sum.
+
+Predictions k(Z, X) dual_coef are products of this kind, in blocks of training rows: memory for a strip, however many
+rows train and test have.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.dataset.rows import RowArray
+from dkrr.errors import ResidualError
 from dkrr.kernels import RBF, Chi2, Constant, Kernel, Laplacian, Matern, Product, Sum
-from dkrr.kernels.checks import as_rows, check_features
+from dkrr.kernels.base import both_sides
 from dkrr.kernels.pairwise import Packed, compiled_form, pack, pack_rows, pack_sums, worth_compiling
-from dkrr.linalg.blocks import FloatMatrix
+from dkrr.linalg.blocks import FloatMatrix, row_blocks
 from dkrr.tiles import MAX_TILE_SIZE, TileGrid
 from dkrr.tiles.blas import buffer
 
@@ -104,42 +110,41 @@ def kernel_product(
     DataError
         A feature or a value of the kernel is not finite.
     """
-    a = as_rows(a, "A")
-    b = a if same else as_rows(b, "B")
-    check_features(a, b)
+    a, b = both_sides(a, b, same=same)
     if not len(a) or not len(b):
         return
-    form, packed = compiled_form(kernel), None
-    if form is not None and worth_compiling(form, len(b), b.shape[1]):
-        # with one sum only (a prediction) the form must not depend on what other rows A has
-        split = same or u is not None
-        packed = pack(form, a, b, np.dtype(precision), same=same, split=split)
+    # with one sum only (a prediction) the form must not depend on what other rows A has
+    packed = _packed(kernel, a, b, precision, split=same or u is not None)
     if packed is None:
-        _by_blocks(kernel, a, b, v, out, u, out_t, same, precision)
-        return
-    if not same:
+        add_strips(block_strips(kernel, a, b, same=same, precision=precision), v, out, u=u, out_t=out_t)
+    elif same:
+        out += kernel.diag(a)[:, np.newaxis] * v
+        _compiled(packed, v, out, v, out, triangle=True)
+    else:
         _compiled(packed, v, out, u, out_t)
-        return
-    out += kernel.diag(a)[:, np.newaxis] * v
-    _compiled(packed, v, out, v, out, triangle=True)
 
 
 def kernel_block(
     kernel: Kernel, a: FloatMatrix, b: FloatMatrix, out: FloatMatrix, *, same: bool = False
 ) -> FloatMatrix:
     """out (m, n) = k(A, B) in float64, its entries those of :func:`kernel_product`."""
-    form, packed = compiled_form(kernel), None
-    if form is not None and worth_compiling(form, len(b), b.shape[1]):
-        packed = pack(form, a, b, np.dtype(np.float64), same=same)
+    packed = _packed(kernel, a, b, "float64")
     if packed is None:
-        kernel.block(a, b, out, same=same)
-        return out
+        return kernel.block(a, b, out, same=same)
     from dkrr.kernels.compiled import fill_function
 
     fill_function(packed.kind, packed.width)(*packed.sides, out, packed.factor, 0, 0)
     if same:
         np.einsum("ii->i", out)[...] = kernel.diag(a)
     return out
+
+
+def _packed(kernel: Kernel, a: FloatMatrix, b: FloatMatrix, precision: str, *, split: bool = False) -> Packed | None:
+    """Rows as compiled code takes them; None where blocks are evaluated."""
+    form = compiled_form(kernel)
+    if form is None or not worth_compiling(form, len(b), b.shape[1]):
+        return None
+    return pack(form, a, b, np.dtype(precision), split=split)
 
 
 def _compiled(
@@ -156,79 +161,41 @@ def _compiled(
     if factors is not None and factors_t is not None:
         v = factors_t[:, np.newaxis] * v
         u = None if u is None else factors[:, np.newaxis] * u
+    dtype, sums_t = packed.columns.dtype, None
+    right, scale = _scaled(v, dtype)
+    left, scale_t = (None, None) if u is None else _scaled(u, dtype)
     if v.shape[1] > MAX_FUSED_COLUMNS:
-        _by_strips(packed, v, out, u, out_t, triangle)
-        return
-    from dkrr.kernels.compiled import product_function
+        sums, sums_t = np.zeros(out.shape), None if out_t is None else np.zeros(out_t.shape)
+        add_strips(_compiled_strips(packed, len(out), len(v), triangle), right, sums, u=left, out_t=sums_t)
+    else:
+        from dkrr.kernels.compiled import product_function
 
-    blocks, _, rows = packed.rows.shape
-    panels, d, panel = packed.columns.shape
-    dtype = packed.columns.dtype
-    t, s = v.shape[1], 0 if u is None else u.shape[1]
-    right, scale = _scaled(v, panel, dtype)
-    sums = np.zeros((blocks * rows, t))
-    left, scale_t = (np.empty((blocks, 0, rows), dtype), None) if u is None else _scaled(u, rows, dtype)
-    sums_t = np.zeros((panels if s else 0, s, panel))
-    strip_bytes = (d + 2 * t) * panel * dtype.itemsize  # of t alone: the product with V is the same with and without U
-    strip = int(np.clip(STRIP_BYTES // strip_bytes, MIN_PANELS, STRIP_COLUMNS // panel))
-    product_function(packed.kind, packed.width)(
-        *packed.sides,
-        right,
-        left,
-        sums,
-        sums_t,
-        packed.factor,
-        int(triangle),
-        strip,
-        RUN_ROWS // rows,
-    )
-    _add(sums[: len(out)], scale, factors, out)
-    if out_t is not None and s:
-        _add(pack_sums(sums_t, len(out_t)), scale_t, factors_t, out_t)
-
-
-def _add(
-    part: FloatMatrix,
-    scale: FloatMatrix | None,
-    factors: FloatMatrix | None,
-    out: FloatMatrix,
-    rows: slice = slice(None),
-) -> None:
-    """out[rows] += part, its columns and rows scaled."""
-    part = part if scale is None else part * scale
-    out[rows] += part if factors is None else factors[rows, np.newaxis] * part
+        blocks, _, rows = packed.rows.shape
+        panels, d, panel = packed.columns.shape
+        t, s = v.shape[1], 0 if left is None else left.shape[1]
+        sums, packed_sums = np.zeros((blocks * rows, t)), np.zeros((panels if s else 0, s, panel))
+        strip_bytes = (
+            (d + 2 * t) * panel * dtype.itemsize
+        )  # of t alone: the product with V is the same with and without U
+        product_function(packed.kind, packed.width)(
+            *packed.sides,
+            pack_rows(right, panel, dtype),
+            np.empty((blocks, 0, rows), dtype) if left is None else pack_rows(left, rows, dtype),
+            sums,
+            packed_sums,
+            packed.factor,
+            int(triangle),
+            int(np.clip(STRIP_BYTES // strip_bytes, MIN_PANELS, STRIP_COLUMNS // panel)),
+            RUN_ROWS // rows,
+        )
+        sums, sums_t = sums[: len(out)], None if out_t is None or not s else pack_sums(packed_sums, len(out_t))
+    for part, by, of_rows, target in ((sums, scale, factors, out), (sums_t, scale_t, factors_t, out_t)):
+        if part is not None and target is not None:
+            part = part if by is None else part * by
+            target += part if of_rows is None else of_rows[:, np.newaxis] * part
 
 
-def _by_strips(
-    packed: Packed,
-    v: FloatMatrix,
-    out: FloatMatrix,
-    u: FloatMatrix | None,
-    out_t: FloatMatrix | None,
-    triangle: bool,
-) -> None:
-    """Compiled entries of a strip, then two matrix products: with many columns they are most of the work."""
-    from dkrr.kernels.compiled import fill_function
-
-    function = fill_function(packed.kind, packed.width)
-    dtype = packed.columns.dtype
-    m, n = len(out), len(v)
-    right, scale = _scaled_columns(v, dtype)
-    left, scale_t = (None, None) if u is None else _scaled_columns(u, dtype)
-    for start in range(0, m, STRIP_ROWS):
-        rows = slice(start, min(start + STRIP_ROWS, m))
-        for first in range(0, min(n, rows.stop) if triangle else n, STRIP_COLUMNS):
-            columns = slice(first, min(first + STRIP_COLUMNS, n))
-            strip: Any = buffer("strip", (rows.stop - start, columns.stop - first), dtype)
-            function(*packed.sides, strip, packed.factor, start, first)
-            if triangle and columns.stop > start:
-                strip[np.arange(start, rows.stop)[:, np.newaxis] <= np.arange(first, columns.stop)] = 0.0
-            _add(strip @ right[columns], scale, packed.row_factors, out, rows)
-            if left is not None and out_t is not None:
-                _add(strip.T @ left[rows], scale_t, packed.column_factors, out_t, columns)
-
-
-def _scaled_columns(v: FloatMatrix, dtype: np.dtype[Any]) -> tuple[NDArray[Any], FloatMatrix | None]:
+def _scaled(v: FloatMatrix, dtype: np.dtype[Any]) -> tuple[NDArray[Any], FloatMatrix | None]:
     """In float32 columns scaled by powers of two to a largest magnitude near 1, and the scales."""
     if dtype == np.float64:
         return v, None
@@ -238,53 +205,65 @@ def _scaled_columns(v: FloatMatrix, dtype: np.dtype[Any]) -> tuple[NDArray[Any],
     return (v / scale).astype(dtype), scale
 
 
-def _scaled(v: FloatMatrix, group: int, dtype: np.dtype[Any]) -> tuple[NDArray[Any], FloatMatrix | None]:
-    """:func:`_scaled_columns`, packed in groups of rows."""
-    columns, scale = _scaled_columns(v, dtype)
-    return pack_rows(columns, group, dtype), scale
+Strips = Iterable[tuple[slice, slice, Any]]
+"""Rows, columns and entries of parts of a matrix, each in a buffer that the next one may overwrite."""
 
 
-def _by_blocks(
-    kernel: Kernel,
-    a: FloatMatrix,
-    b: FloatMatrix,
+def add_strips(
+    strips: Strips,
     v: FloatMatrix,
     out: FloatMatrix,
-    u: FloatMatrix | None,
-    out_t: FloatMatrix | None,
-    same: bool,
-    precision: str,
+    *,
+    u: FloatMatrix | None = None,
+    out_t: FloatMatrix | None = None,
+    absolute_last: bool = False,
 ) -> None:
-    for rows, strip in block_strips(kernel, a, b, same=same, precision=precision):
-        out[rows] += strip @ v.astype(strip.dtype, copy=False)
-        if u is not None and out_t is not None:
-            out_t += strip.T @ u[rows].astype(strip.dtype, copy=False)
+    """out += K V and out_t += K^T U for K given in strips; with |K| for the last column where asked for."""
+    parts = (slice(0, -1), slice(-1, None)) if absolute_last else (slice(None),)
+    for rows, columns, strip in strips:
+        for part in parts:
+            if part.start == -1:
+                strip = np.abs(strip, out=buffer("strip", strip.shape, strip.dtype))
+            out[rows, part] += strip @ v[columns, part].astype(strip.dtype, copy=False)
+            if u is not None and out_t is not None:
+                out_t[columns, part] += strip.T @ u[rows, part].astype(strip.dtype, copy=False)
+
+
+def _compiled_strips(packed: Packed, m: int, n: int, triangle: bool) -> Strips:
+    """Compiled entries, or those strictly below the diagonal: with many columns, products are most of the work."""
+    from dkrr.kernels.compiled import fill_function
+
+    function = fill_function(packed.kind, packed.width)
+    for rows in row_blocks(m, STRIP_ROWS):
+        for columns in row_blocks(min(n, rows.stop) if triangle else n, STRIP_COLUMNS):
+            shape = rows.stop - rows.start, columns.stop - columns.start
+            strip: Any = buffer("strip", shape, packed.columns.dtype)
+            function(*packed.sides, strip, packed.factor, rows.start, columns.start)
+            if triangle and columns.stop > rows.start:
+                strip[np.arange(rows.start, rows.stop)[:, np.newaxis] <= np.arange(columns.start, columns.stop)] = 0.0
+            yield rows, columns, strip
 
 
 def block_strips(
     kernel: Kernel, a: FloatMatrix, b: FloatMatrix, *, same: bool = False, precision: str = "float64"
-) -> Iterator[tuple[slice, Any]]:
-    """Strips of k(A, B) from ``Kernel.block``, each in a buffer that the next one overwrites; ``(rows, strip)``.
+) -> Strips:
+    """Strips of k(A, B) from ``Kernel.block``.
 
     In float32 entries are evaluated in float64 and rounded once. With ``same`` entries (i, i) are exactly
     ``kernel.diag``.
     """
-    for start in range(0, len(a), STRIP_ROWS):
-        rows = slice(start, min(start + STRIP_ROWS, len(a)))
+    for rows in row_blocks(len(a), STRIP_ROWS):
         strip: Any = buffer("strip", (rows.stop - rows.start, len(b)), np.dtype(precision))
         kernel.block(a[rows], b, strip)
         if same:
             index = np.arange(rows.start, rows.stop)
             strip[index - rows.start, index] = kernel.diag(a[rows])
-        yield rows, strip
+        yield rows, slice(0, len(b)), strip
 
 
 # Compiled products take blocks of 1,024 columns and more; even cuts of at most 6,144 rows leave no shorter rest. What a
 # block costs besides its entries is a seventh of 2,500 x 2,500 of them in float32, a thirtieth of 6,144 x 6,144.
 BLOCK_ROWS = 6144
-
-# Rows that a task holds of each side; more are read again for every such band of the other side.
-BAND_BYTES = 16 << 20
 
 # A pair takes at least the second; there are 36 pairs as soon as each takes the first. An even number of super-blocks
 # divides evenly among two and more workers: diagonal pairs are half as long.
@@ -350,6 +329,131 @@ def spans(rows: slice, most: int) -> Iterator[slice]:
         yield slice(rows.start + count * part // parts, rows.start + count * (part + 1) // parts)
 
 
-def within(rows: slice, whole: slice) -> slice:
-    """``rows`` counted from the first row of ``whole``."""
-    return slice(rows.start - whole.start, rows.stop - whole.start)
+TRAIN_ROWS = 2048
+CHECKED_ROWS = 16
+# Of an entry; distances are exact to a tenth of it.
+CHECK_TOLERANCE = 1e-11
+
+
+@dataclass(frozen=True)
+class ArrayRows:
+    """Rows in memory."""
+
+    array: NDArray[np.float64]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.array)
+
+    @property
+    def num_columns(self) -> int:
+        return int(self.array.shape[1])
+
+    def read(self, start: int, stop: int) -> NDArray[np.float64]:
+        """A view of rows ``start:stop``."""
+        return self.array[start:stop]
+
+
+RowSource = RowArray | ArrayRows
+"""Rows that can be read a slice at a time, on disk or in memory."""
+
+
+def predict_block(
+    kernel: Kernel, z: NDArray[np.float64], x: RowSource, dual_coef: RowSource, center: NDArray[np.float64] | None
+) -> NDArray[np.float64]:
+    """k(z, X) @ dual_coef (m, t) for rows z (m, d) that fit into memory.
+
+    The order of the sum is that of the training rows in equal blocks of at most 2,048, whatever the number of rows in
+    ``z``. Where :func:`~dkrr.linalg.products.kernel_product` is compiled (known kernels, at most 64 features and 32
+    targets, at least 1,024 training rows) a row's prediction has the same bits however ``z`` is cut into calls;
+    elsewhere it depends on the cut by rounding, because matrix products do.
+    """
+    result = np.zeros((len(z), dual_coef.num_columns))
+    if center is not None:
+        z = z - center
+    for rows, coefficients in _training_blocks(x, dual_coef, center):
+        kernel_product(kernel, z, rows, coefficients, result)
+    return result
+
+
+def _training_blocks(
+    x: RowSource, dual_coef: RowSource, center: NDArray[np.float64] | None
+) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Centred rows and coefficients, in equal blocks of at most 2,048."""
+    num_blocks = max(1, -(-x.num_rows // TRAIN_ROWS))
+    for i in range(num_blocks):
+        start, stop = i * x.num_rows // num_blocks, (i + 1) * x.num_rows // num_blocks
+        rows = x.read(start, stop)
+        yield rows if center is None else rows - center, dual_coef.read(start, stop)
+
+
+def check_training_rows(
+    kernel: Kernel,
+    x: RowSource,
+    dual_coef: RowSource,
+    center: NDArray[np.float64] | None,
+    *,
+    y: RowSource,
+    weight: RowSource | None,
+    alpha: NDArray[np.float64],
+    intercept: NDArray[np.float64] | None,
+    residual_norm: NDArray[np.float64],
+) -> None:
+    """Predict 16 training rows as any rows are predicted, and compare with what the system says of them.
+
+        f(x_p) = y_p - alpha dual_coef_p / w_p - r_p / sqrt(w_p),   |r_p| <= |R|
+
+    The residual R alone proves nothing of predictions: it knows the diagonal of K, and meets other rows in each block.
+
+    Parameters
+    ----------
+    y, dual_coef : (n, t)
+    weight : (n, 1) or None
+    alpha, residual_norm : (t,)
+        The ridge of each target, and the 2-norm of its R = S Y - S b - A u.
+    intercept : (t,) or None
+
+    Raises
+    ------
+    ResidualError
+        A prediction differs by more than |R| and 1e-11 of the terms that it is the sum of.
+
+    Cost
+    ----
+    16 n kernel entries, 32 n of a kernel that is not positive semi-definite, and one pass over the rows.
+    """
+    wanted = np.unique(np.linspace(0, x.num_rows - 1, CHECKED_ROWS).astype(int)).tolist()
+
+    def read(source: RowSource) -> NDArray[np.float64]:
+        return np.concatenate([source.read(p, p + 1) for p in wanted])
+
+    if weight is not None:
+        wanted = [p for p in wanted if weight.read(p, p + 1)[0, 0] > 0]
+        if not wanted:
+            return
+    z, c, target = read(x), read(dual_coef), read(y)
+    w = np.ones((len(z), 1)) if weight is None else read(weight)
+    if center is not None:
+        z = z - center
+    found, terms = np.zeros(c.shape), np.abs(target) + alpha * np.abs(c) / w
+    scale = np.sqrt(np.abs(kernel.diag(z)))[:, None]
+    for rows, coefficients in _training_blocks(x, dual_coef, center):
+        kernel_product(kernel, z, rows, coefficients, found)
+        # inner products may be much smaller than what they are sums of; by Cauchy and Schwarz they are not larger
+        entries = scale * np.sqrt(np.abs(kernel.diag(rows)))
+        if not kernel.positive_semidefinite:
+            entries = np.maximum(np.abs(kernel.block(z, rows)), entries)
+        terms += entries @ np.abs(coefficients)
+    if intercept is not None:
+        found += intercept
+    expected = target - alpha * c / w
+    off, allowed = np.abs(found - expected), residual_norm / np.sqrt(w) + CHECK_TOLERANCE * terms
+    if not (off <= allowed).all():
+        worst, column = np.unravel_index(np.argmax(np.where(off <= allowed, -1.0, off)), off.shape)
+        raise ResidualError(
+            f"training row {wanted[worst]:,} is predicted as {found[worst, column]:.6g} for target {column}, while the "
+            f"system that was solved gives {expected[worst, column]:.6g} (off by {off[worst, column]:.1g}, "
+            f"{allowed[worst, column]:.1g} allowed)",
+            hint="the kernel has another value for the same two rows when they are predicted: a function must depend "
+            "on its two rows alone; else scale the features",
+        )

@@ -33,8 +33,7 @@ than ln(2 / tol) / 2.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,50 +121,48 @@ def accept(
     return taken, np.tril(lower[taken, : len(taken)])
 
 
-def next_pivots(
-    residual: Floats,
-    floors: Floats,
-    generators: Iterator[np.random.Generator],
-    size: int,
-    limit: int,
+def grow(
+    left: Floats,
+    rank: int,
+    seed: int,
     block: Callable[[Indices], tuple[Floats, Floats]],
+    add: Callable[[Indices, Floats, Floats], None],
     *,
     is_uniform: bool = False,
-) -> tuple[Indices, Floats, Floats] | None:
-    """The pivots of one panel: proposals of one generator after the other, until one block has an accepted one.
+) -> Indices:
+    """Pivots (k,), k <= rank, drawn in panels: of each one the proposals of generators, until some are accepted.
 
     Parameters
     ----------
-    residual : (n,)
-        Residual diagonal, zero where nothing shall be drawn.
-    floors : (n,)
-        What is rounding in it.
-    size, limit
-        Proposals in a block, and pivots at most.
+    left : (n,)
+        The diagonal of the matrix, from which ``add`` takes what each panel explains.
     block
         Gives for proposals (b,) their residual matrix (b, b), and what shall be known of each (b, m).
+    add
+        Called with the pivots (k,) of a panel, what is known of them, and L (k, k) of their residual matrix.
     is_uniform
         Draw uniformly, without rejection, instead of by the residual.
-
-    Returns
-    -------
-    pivots : (k,), known : (k, m), lower : (k, k)
-        Row numbers, what is known of them, and L of their residual matrix; None where nothing is left.
     """
-    residual = residual.copy()
-    while residual.any():
-        generator, draws = next(generators), None
+    floors, pivots, panel, attempt = FLOOR * left, np.empty(0, np.int64), 0, 0
+    residual = np.where(left > floors, left, 0.0)
+    while len(pivots) < rank and residual.any():
+        generator, limit, draws = np.random.default_rng([seed, panel, attempt]), rank - len(pivots), None
         if is_uniform:
-            proposals = draw_uniform(residual, min(size, limit), generator)
+            proposals = draw_uniform(residual, min(block_size(rank), limit), generator)
         else:
-            proposals = draw_weighted(residual, size, generator)
+            proposals = draw_weighted(residual, block_size(rank), generator)
             draws = generator.random(len(proposals))
         h, known = block(proposals)
         taken, lower = accept(h, proposals, floors[proposals], draws, limit)
-        if len(taken):
-            return proposals[taken], known[taken], lower
-        residual[proposals] = 0.0  # evaluated anew, all of them are rounding
-    return None
+        if not len(taken):
+            residual[proposals] = 0.0  # evaluated anew, all of them are rounding
+            attempt += 1
+            continue
+        add(proposals[taken], known[taken], lower)
+        pivots, panel, attempt = np.concatenate([pivots, proposals[taken]]), panel + 1, 0
+        residual = np.where(left > floors, left, 0.0)
+        residual[pivots] = 0.0
+    return pivots
 
 
 def pivot_rows(kernel: Kernel, rows: Floats, m: int, seed: int, *, max_bytes: int = 1 << 30) -> Indices:
@@ -204,35 +201,26 @@ def pivot_rows(kernel: Kernel, rows: Floats, m: int, seed: int, *, max_bytes: in
     if len(rows) > most:
         sample = np.sort(np.random.default_rng([seed, 1 << 20]).choice(len(rows), most, replace=False))
     x = np.ascontiguousarray(rows[sample], dtype=np.float64)
-    diagonal = kernel.diag(x)
-    floors = FLOOR * diagonal
-    residual, pivots = diagonal.copy(), np.empty(0, np.int64)
-    factor = np.empty((len(x), m))
-    generators = (np.random.default_rng([seed, panel]) for panel in count())
+    diagonal, factor, first = kernel.diag(x), np.empty((len(x), m)), 0
+    left = diagonal.copy()
 
     def block(proposals: Indices) -> tuple[Floats, Floats]:
-        candidates, known = np.ascontiguousarray(x[proposals]), factor[proposals, : len(pivots)]
+        candidates, known = np.ascontiguousarray(x[proposals]), factor[proposals, :first]
         h = kernel.block(candidates, candidates, same=True)
         gemm_nt(h, known, known)
         return h, known
 
-    while len(pivots) < m:
-        first = len(pivots)
-        found = next_pivots(residual, floors, generators, block_size(m), m - first, block)
-        if found is None:
-            break
-        chosen, known, lower = found
+    def add(chosen: Indices, known: Floats, lower: Floats) -> None:
+        nonlocal first
         columns = kernel.block(x, np.ascontiguousarray(x[chosen]))
         columns[chosen, np.arange(len(chosen))] = diagonal[chosen]
-        if first:
-            gemm_nt(columns, factor[:, :first], np.ascontiguousarray(known))
+        gemm_nt(columns, factor[:, :first], known)
         trsm_right(columns, lower)
         factor[:, first : first + len(chosen)] = columns
-        pivots = np.concatenate([pivots, chosen])
-        residual -= np.einsum("ij,ij->i", columns, columns)
-        residual[residual <= floors] = 0.0
-        residual[pivots] = 0.0
-    return np.asarray(sample[pivots], dtype=np.int64)
+        first += len(chosen)
+        np.subtract(left, np.einsum("ij,ij->i", columns, columns), out=left)
+
+    return np.asarray(sample[grow(left, m, seed, block, add)], dtype=np.int64)
 
 
 MAX_RANK = 5000

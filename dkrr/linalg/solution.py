@@ -164,7 +164,7 @@ class Solution:
     message
         One sentence.
     reused
-        What was there from earlier fits, see :meth:`dkrr.linalg.workspace.Workspace.record_reuse`: "factor", "gram",
+        What was there from earlier fits, see :meth:`dkrr.linalg.catalogue.TakenOver.record`: "factor", "gram",
         "start" where an iteration began with earlier coefficients, and "center" where newer rows met a frozen one.
         Empty where all was computed.
     given_up

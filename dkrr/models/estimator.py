@@ -17,18 +17,18 @@ from crc32c import crc32c
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dkrr.dataset import CheckedRows, Dataset, Floats, lazy_rows
+from dkrr.dataset import Dataset, Floats, RowArray, lazy_rows
 from dkrr.dataset.columns import frame_labels, unique_names
 from dkrr.engine.machine import single_blas_thread
 from dkrr.errors import ConvergenceError, ParameterError, StoreError
 from dkrr.fit.choices import Problem, SolverChoice, is_plainly_primal
 from dkrr.fit.inputs import TemporaryStore, check_given, find_dataset
 from dkrr.kernels import Kernel, make_kernel
-from dkrr.linalg.dense_cholesky import DenseFit, fit_dense
+from dkrr.linalg.dense import DenseFit, fit_dense
 from dkrr.linalg.leave_one_out import IntervalMethod, LeaveOneOut, check_coverage, check_method
 from dkrr.linalg.leave_one_out import coverage as share_inside
-from dkrr.linalg.predict import ArrayRows
 from dkrr.linalg.primal import fit_primal_arrays, primal_features
+from dkrr.linalg.products import ArrayRows
 from dkrr.models.leave_one_out import ensure_factor, leave_one_out
 from dkrr.models.model import Model
 from dkrr.models.prediction import values_of
@@ -336,7 +336,7 @@ class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[mi
                 holder = None
         if on_disk is not None:
             check = X.check_still_there if is_theirs else None if holder is None else holder.check
-            kept = on_disk if check is None else CheckedRows(on_disk.array, on_disk.num_rows, check)
+            kept = on_disk if check is None else RowArray(on_disk.array, on_disk.num_rows, check)
             model, rows = replace(model, x_fit=kept), lazy_rows(kept)
         self.n_features_in_ = model.num_features
         return self._finish(model, rows, holder)
@@ -373,7 +373,7 @@ class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[mi
             data sets and dask frames the order does not matter, and other columns are left aside.
         return_std
             Return (predictions, standard deviations), those of the Gaussian process f ~ N(0, sigma2 k) with noise
-            sigma2 alpha / w_i: see :mod:`dkrr.linalg.variance`.
+            sigma2 alpha / w_i: see :mod:`dkrr.linalg.leave_one_out`.
         noise
             Standard deviations of new observations of weight 1, sigma2 alpha included, and not of f.
         sigma2

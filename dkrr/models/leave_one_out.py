@@ -41,19 +41,14 @@ from dkrr.fit.inputs import (
 )
 from dkrr.fit.prices import tiles_bytes
 from dkrr.linalg.blocks import BlockColumns
-from dkrr.linalg.dense_cholesky import dense_diagonals
-from dkrr.linalg.direct import (
-    CholeskyFactor,
-    CholeskySolver,
-    forget_inverse_diagonal,
-    inverse_diagonal,
-    inverse_room,
-)
+from dkrr.linalg.dense import dense_diagonals
+from dkrr.linalg.direct import CholeskyFactor, CholeskySolver
 from dkrr.linalg.leave_one_out import LeaveOneOut, loo_from_diagonal, unscaled
 from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.nystrom import nystrom_leave_one_out, read_rows
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.primal import array_source, primal_leave_one_out, stored_source
+from dkrr.linalg.triangular import forget_inverse_diagonal, inverse_diagonal, inverse_room
 from dkrr.linalg.workspace import Workspace, choose_gram
 from dkrr.models.model import Model
 from dkrr.models.tiled import Training, changed, check_unchanged

@@ -29,7 +29,7 @@ from dkrr.engine.machine import cpu_count, single_blas_thread
 from dkrr.errors import DataError, ParameterError
 from dkrr.fit.inputs import check_given
 from dkrr.kernels import Kernel
-from dkrr.kernels.checks import check_names
+from dkrr.kernels.base import check_names
 from dkrr.linalg.fit_losses import fit_losses
 from dkrr.linalg.loss import Loss, log_probabilities, make_loss
 from dkrr.linalg.solution import IterativeSettings

@@ -22,21 +22,20 @@ from typing import Any, cast
 
 import numpy as np
 
-from dkrr.dataset import CheckedRows, Floats, RowArray, Scaling
+from dkrr.dataset import Floats, RowArray, Scaling
 from dkrr.dataset.columns import Fitted, find_names, frame_labels, target_columns, unique_names
-from dkrr.dataset.destination import check_outside, storage_errors
 from dkrr.dataset.table import to_floats
+from dkrr.dataset.writer import check_outside
 from dkrr.engine.machine import single_blas_thread
 from dkrr.errors import DataError, DkrrError, ParameterError, StoreError
 from dkrr.kernels import Kernel, kernel_from_dict
 from dkrr.kernels.features import FeatureMap, feature_map
 from dkrr.linalg.leave_one_out import IntervalMethod, Quantiles, check_method
-from dkrr.linalg.predict import ArrayRows, RowSource, predict_block
+from dkrr.linalg.products import ArrayRows, RowSource, predict_block
 from dkrr.linalg.solution import Solution
 from dkrr.markup import facts_html, lines_text, named
 from dkrr.models.uncertainty import VarianceSystems, find_variance_systems, interval, standard_deviation
 from dkrr.store.documents import MANIFEST, check_manifest, manifest_digest, refuse_links, write_manifest
-from dkrr.store.failpoints import failpoint
 from dkrr.store.files import (
     check_place,
     is_below,
@@ -49,6 +48,7 @@ from dkrr.store.files import (
     read_json,
     read_key,
     remove_array,
+    storage_errors,
     write_json,
 )
 from dkrr.store.lease import hold_lock
@@ -413,16 +413,17 @@ class Model:
                 beside = root.with_name(f"{root.name}.{uuid.uuid4().hex}.partial")
                 try:
                     self._write(str(beside))
-                    failpoint("model.before_pointer")
                     put_in_place(beside, root)
                 finally:
                     shutil.rmtree(beside, ignore_errors=True)
             else:
-                if any(isinstance(rows, CheckedRows) and is_below(rows.array.store, path) for rows in arrays.values()):
+                if any(
+                    isinstance(rows, RowArray) and rows.check is not None and is_below(rows.array.store, path)
+                    for rows in arrays.values()
+                ):
                     raise StoreError(f"the rows of this model are read from {path}", hint="save it at another address")
                 remove_array(path)  # the metadata first; also what a save that was interrupted left
                 self._write(path)
-            failpoint("model.after_pointer")
 
     def _write(self, store: Any) -> None:
         for name, rows in self._arrays().items():
@@ -431,8 +432,6 @@ class Model:
             )
             for number, (start, stop) in enumerate(copy.blocks()):
                 copy.write_chunk(number, rows.read(start, stop))
-        if local_root(store) is None:
-            failpoint("model.before_pointer")
         attributes = {"format": FORMAT, "format_version": FORMAT_VERSION} | self._attributes()
         write_json(store, "zarr.json", {"zarr_format": 3, "node_type": "group", "attributes": attributes})
         write_manifest(store)
@@ -635,9 +634,9 @@ def _from_attributes(path: Any, attributes: dict[str, Any], digest: str) -> Mode
     """The model whose attributes these are, its arrays opened; raises whatever wrong attributes lead to."""
     kernel_dict, inputs = attributes["kernel"], attributes["num_inputs"]
 
-    def saved_rows(name: str) -> CheckedRows:
+    def saved_rows(name: str) -> RowArray:
         rows = RowArray.open(path, name)
-        return CheckedRows(rows.array, rows.num_rows, partial(_check_digest, path, digest), every_read=True)
+        return RowArray(rows.array, rows.num_rows, partial(_check_digest, path, digest), every_read=True)
 
     kernel = None if kernel_dict == {"kernel": "precomputed"} else kernel_from_dict(kernel_dict)
     found: dict[str, Any] = {name: attributes[name] for name in PLAIN}

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import uuid
 from collections.abc import Callable
 from contextlib import closing
@@ -32,13 +33,12 @@ from dkrr.engine.machine import single_blas_thread
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, ParameterError, StoreError
 from dkrr.fit.inputs import TemporaryStore, find_dataset
-from dkrr.linalg import variance
+from dkrr.linalg import leave_one_out as variance
 from dkrr.linalg.loss import log_probabilities, make_loss
 from dkrr.linalg.operators import Rows
 from dkrr.models.model import BLOCK_ROWS, Model, load_model
 from dkrr.models.uncertainty import half_widths
 from dkrr.models.validation import is_out_of_core
-from dkrr.store.failpoints import failpoint
 from dkrr.store.files import full_disk, place, remove_array
 from dkrr.tiles import TileMatrix
 
@@ -163,17 +163,15 @@ def predict_block_task(task: PredictTask, i: int) -> bool:
     with contextlib.suppress(DamagedChunkError):  # reading costs nothing beside computing
         task.result.array.read((i, 0))
         return False
-    failpoint(f"{task.phase}.block.before_read")
     start = i * task.result.rows_per_chunk
     stop = min(start + task.result.rows_per_chunk, task.result.num_rows)
     rows = _taken(task.rows.open().X.read(start, stop), task.columns)
     values = COMPUTE[task.phase](_saved_model(task.model, task.model_digest), rows, start)
-    failpoint(f"{task.phase}.block.after_compute", values)
+    sys.audit("dkrr.compute", f"{task.phase}.block", values)
     if not np.isfinite(values).all():
         noun = "predictions" if task.phase == "predict" else "variances"
         raise DataError(f"{noun} of rows {start:,} to {stop:,} are not finite", hint="scale the features")
     task.result.write_chunk(i, values)
-    failpoint(f"{task.phase}.block.after_write")
     return True
 
 

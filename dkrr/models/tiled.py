@@ -45,8 +45,8 @@ from dkrr.kernels import Kernel
 from dkrr.linalg.fit_losses import LossFit
 from dkrr.linalg.loss import Loss
 from dkrr.linalg.nystrom import fit_nystrom
-from dkrr.linalg.predict import ArrayRows
 from dkrr.linalg.primal import PrimalResult, fit_primal
+from dkrr.linalg.products import ArrayRows
 from dkrr.linalg.solution import NystromSettings, Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import Model

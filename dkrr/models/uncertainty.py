@@ -2,7 +2,7 @@
 
     std(z) = y_std (sigma^2 (var f(z) / sigma^2 + alpha [noise]))^1/2
 
-with the variance of :mod:`dkrr.linalg.variance`, which needs a float64 Cholesky factor for each alpha. One
+with the variance of :mod:`dkrr.linalg.leave_one_out`, which needs a float64 Cholesky factor for each alpha. One
 that the fit left in its store is found again, and compared with the kernel before it is used. Where there is none, at
 most 6,000 rows are factorised in memory (8 n^2 bytes, n^3 / 3 flops) when a variance is first asked for.
 
@@ -25,11 +25,17 @@ from dkrr.dataset import Floats
 from dkrr.dataset.table import to_floats
 from dkrr.errors import NumericalError, ParameterError, StoreError
 from dkrr.linalg.catalogue import open_factor
-from dkrr.linalg.dense_cholesky import DenseFactor
-from dkrr.linalg.leave_one_out import IntervalMethod, LeaveOneOut, Quantiles, check_coverage, check_method
-from dkrr.linalg.predict import RowSource
-from dkrr.linalg.triangular import LowerTiles
-from dkrr.linalg.variance import VarianceSystem, maximum_likelihood_scale
+from dkrr.linalg.dense import DenseFactor
+from dkrr.linalg.leave_one_out import (
+    IntervalMethod,
+    LeaveOneOut,
+    Quantiles,
+    VarianceSystem,
+    check_coverage,
+    check_method,
+    maximum_likelihood_scale,
+)
+from dkrr.linalg.products import RowSource
 from dkrr.store.files import is_url
 from dkrr.tiles import TileMatrix
 
@@ -65,7 +71,7 @@ class VarianceSystems:
 
 
 def target_scale(y: RowSource, dual_coef: RowSource, weight: RowSource | None, *, intercept: bool) -> Floats:
-    """sigma^2 (t,) of a fit, see :func:`~dkrr.linalg.variance.maximum_likelihood_scale`."""
+    """sigma^2 (t,) of a fit, see :func:`~dkrr.linalg.leave_one_out.maximum_likelihood_scale`."""
     num = y.num_rows if weight is None else int(np.count_nonzero(weight.read(0, weight.num_rows)))
     return maximum_likelihood_scale(y, dual_coef, num, intercept=intercept)
 
@@ -93,8 +99,8 @@ def find_variance_systems(model: Model) -> VarianceSystems:
 
     Cost
     ----
-    For each factor that is found n^2 / 2 kernel entries and two readings, see
-    :meth:`~dkrr.linalg.variance.VarianceSystem.misfit`; n^3 / 3 flops and 8 n^2 bytes where one is made (at
+    For each factor that is found n^2 kernel entries and two readings, see
+    :meth:`~dkrr.linalg.leave_one_out.VarianceSystem.misfit`; n^3 / 3 flops and 8 n^2 bytes where one is made (at
     most 6,000 rows).
     """
     kernel, x = model.kernel, model.x_fit
@@ -118,7 +124,7 @@ def find_variance_systems(model: Model) -> VarianceSystems:
     weight = model.sample_weight
     root = None if weight is None else np.sqrt(weight.read(0, weight.num_rows)[:, 0])
 
-    def system(alpha: float, factor: LowerTiles) -> VarianceSystem:
+    def system(alpha: float, factor: TileMatrix | DenseFactor) -> VarianceSystem:
         return VarianceSystem(
             factor=factor,
             kernel=kernel,

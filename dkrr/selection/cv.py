@@ -31,8 +31,7 @@ from dkrr.errors import ParameterError
 from dkrr.fit.choices import FitSettings, Problem, SolverChoice, may_be_primal
 from dkrr.fit.plan import Decision
 from dkrr.kernels import Kernel
-from dkrr.linalg.dense_cholesky import DenseFit
-from dkrr.linalg.eigen import eigen_bytes
+from dkrr.linalg.dense import DenseFit, eigen_bytes
 from dkrr.linalg.primal import array_source, stored_source
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.estimator import WithRidge, keeps_its_fit

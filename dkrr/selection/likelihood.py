@@ -53,8 +53,7 @@ from scipy.linalg.blas import dsymm
 from dkrr.dataset import Floats
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.kernels import Kernel, make_kernel
-from dkrr.linalg.dense_cholesky import DenseFactor, FactorRidge
-from dkrr.linalg.eigen import EigenRidge
+from dkrr.linalg.dense import DenseFactor, EigenRidge, FactorRidge
 from dkrr.selection.choice import NU, is_as_good, kernel_keys
 
 # squared distances below this share of the rows' squared norms are rounding errors of the matrix product

@@ -36,8 +36,7 @@ from sklearn.model_selection import LeaveOneGroupOut, check_cv
 from dkrr.dataset import Floats
 from dkrr.errors import DataError, ParameterError
 from dkrr.kernels import Kernel
-from dkrr.linalg.dense_cholesky import DenseFit, FactorRidge, judge_dense
-from dkrr.linalg.eigen import EigenRidge
+from dkrr.linalg.dense import DenseFit, EigenRidge, FactorRidge, judge_dense
 from dkrr.linalg.primal import leave_one_out_errors, primal_leave_one_out
 from dkrr.linalg.primal_passes import FeatureRows
 
@@ -279,10 +278,10 @@ class AlphaPath:
         return place
 
     @cached_property
-    def _projected(self) -> Floats | None:
-        """k(z, X) S Q for all rows z of weight 0; None where there are none."""
+    def _outside(self) -> Floats | None:
+        """k(z, X) for all rows z of weight 0; None where there are none."""
         outside = np.flatnonzero(self._place < 0)
-        return self.system.project(self._gram(outside, self.inside)) if len(outside) else None
+        return self._gram(outside, self.inside) if len(outside) else None
 
     def _gram(self, rows: Rows, columns: Rows | None = None) -> Floats:
         """k(x[rows], x[columns]), a new array; symmetric, of the same rows, without ``columns``."""
@@ -342,8 +341,7 @@ class AlphaPath:
         refit = None
         if fold is not None and fold.train is not None:
             train = fold.train[self._place[fold.train] >= 0]
-            system = self._eigen(train)
-            refit = system, system.project(self._gram(fold.test, train))
+            refit = self._eigen(train), self._gram(fold.test, train)
         size = max(1, BATCH_NUMBERS // self.y.size)
         for start in range(0, len(alphas), size):
             batch = slice(start, min(start + size, len(alphas)))
@@ -358,17 +356,17 @@ class AlphaPath:
         """Leave-one-out predictions (n, t, k); rows of weight 0 are predicted by the fit of all."""
         predictions = np.empty((*self.y.shape, len(alphas)))
         predictions[self.inside] = self.y[self.inside][:, :, None] - self.system.leave_one_out(alphas)
-        if self._projected is not None:
-            predictions[self._place < 0] = self.system.predict(self._projected, alphas)
+        if self._outside is not None:
+            predictions[self._place < 0] = self.system.predict(self._outside, alphas)
         return predictions
 
     def _without(self, rows: Rows, alphas: Floats) -> Floats:
         """Predictions (f, t, k) of some rows by the fit of all others."""
         place = self._place[rows]
         inside, outside = place >= 0, None
-        if self._projected is not None:
+        if self._outside is not None:
             order = np.cumsum(self._place < 0) - 1  # of each row outside among those outside
-            outside = self._projected[order[rows[~inside]]]
+            outside = self._outside[order[rows[~inside]]]
         assert isinstance(self.system, EigenRidge)  # noqa: S101  (narrows the type)
         residual, others = self.system.leave_fold_out(place[inside], alphas, outside)
         predictions = np.empty((len(rows), self.y.shape[1], len(alphas)))
@@ -382,7 +380,7 @@ class AlphaPath:
         Raises
         ------
         ResidualError
-            See :func:`dkrr.linalg.dense_cholesky.judge_dense`.
+            See :func:`dkrr.linalg.dense.judge_dense`.
         """
         what = "Eigendecomposition" if self.method == "eigen" else "Cholesky factors"
         u = np.zeros(self.y.shape)

@@ -43,7 +43,6 @@ from dkrr.linalg.operators import Rows
 from dkrr.models.tiled import label_targets
 from dkrr.selection.choice import FoldLoss
 from dkrr.selection.likelihood import ALPHA_BOUNDS, Explained, family_kernel
-from dkrr.store.failpoints import failpoint
 from dkrr.store.files import read_json, write_json
 
 # widths, in standard deviations of their feature: a feature that is wider than the upper bound has no influence
@@ -215,7 +214,6 @@ def run_trial(batch: TrialBatch, number: int) -> tuple[bool, dict[str, Any]]:
         array.save_shape()
         array.write_chunk(0, squares)
     found["seconds"] = round(time.perf_counter() - started, 3)
-    failpoint("tune.before_write")
     write_json(batch.folder, f"{trial.key(batch.digest)}.json", found)
     return True, found
 

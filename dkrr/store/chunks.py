@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 
 from dkrr.errors import DamagedChunkError, StoreError, StoreMismatchError
 from dkrr.store.documents import create_json
-from dkrr.store.failpoints import failpoint
 from dkrr.store.files import (
     delete_key,
     is_url,
@@ -226,14 +225,13 @@ class ChunkArray:
             if verify:
                 found = crc32c(data[start * row_bytes : (start + len(strip)) * row_bytes], found)
             yield start, strip
-        if verify:
-            self._verify(index, data, found)
-        failpoint("chunk.after_read")
+        stored = int.from_bytes(data[self.chunk_bytes :], "little")
+        if verify and found != stored:
+            raise self._damaged(index, f"crc32c {found:08x}, {stored:08x} stored")
 
     def _fetch(self, index: Sequence[int]) -> tuple[memoryview, FloatArray]:
         """The bytes of a chunk with its checksum, which has not been compared, and its values."""
         check_cancelled()
-        failpoint("chunk.before_read")
         key, data = self.chunk_key(index), None
         if is_url(self.store):
             found = read_object(self.store, key)
@@ -252,20 +250,13 @@ class ChunkArray:
         block.flags.writeable = False
         return octets, block
 
-    def _verify(self, index: Sequence[int], data: memoryview, found: int) -> None:
-        stored = int.from_bytes(data[self.chunk_bytes :], "little")
-        if found != stored:
-            raise self._damaged(index, f"crc32c {found:08x}, {stored:08x} stored")
-
     def write(self, index: Sequence[int], block: FloatArray) -> None:
         """Write one whole chunk atomically. ``block`` has the chunk's shape and dtype and is C-contiguous."""
         if block.shape != self.chunks or block.dtype != self.numpy_dtype or not block.flags.c_contiguous:
             raise ValueError(f"block {block.shape} {block.dtype}, chunk {self.chunks} {self.dtype} in C order expected")
-        failpoint("chunk.before_write", block)
         view = block.data.cast("B")
         tail = crc32c(view).to_bytes(CRC_BYTES, "little")
         write_key(self.store, self.chunk_key(index), view, tail)
-        failpoint("chunk.after_write")
 
     def delete(self, index: Sequence[int]) -> None:
         """Remove one chunk; a missing one is no error."""
@@ -282,8 +273,10 @@ class ChunkArray:
     def _damaged(self, index: Sequence[int], reason: str) -> DamagedChunkError:
         chunk = ", ".join(str(int(i)) for i in index)
         what, hint = "is damaged", "delete it and start the job again, or restore it"
-        if self._is_another():  # whose chunks are whole
-            what, hint = "is not one of the array that was opened", "the array was made anew: open it again"
+        with contextlib.suppress(StoreError, OSError):
+            there = ChunkArray.open(self.store, self.path)
+            if (there.chunks, there.dtype) != (self.chunks, self.dtype):  # an array of other chunks, which are whole
+                what, hint = "is not one of the array that was opened", "the array was made anew: open it again"
         return DamagedChunkError(
             f"chunk ({chunk}) of {self.location} {what} ({reason})",
             hint=hint,
@@ -291,14 +284,6 @@ class ChunkArray:
             index=tuple(int(i) for i in index),
             reason=reason,
         )
-
-    def _is_another(self) -> bool:
-        """Whether an array of other chunks is there by now."""
-        try:
-            there = ChunkArray.open(self.store, self.path)
-        except (StoreError, OSError):
-            return False
-        return (there.chunks, there.dtype) != (self.chunks, self.dtype)
 
     def _facts(self, attributes: dict[str, Any]) -> dict[str, Any]:
         return {**attributes, "shape": self.shape, "chunks": self.chunks, "dtype": self.dtype}

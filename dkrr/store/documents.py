@@ -238,8 +238,8 @@ def manifest_digest(store: Any) -> str:
     return _digest(json.dumps(_manifest(store), sort_keys=True).encode())
 
 
-def check_manifest(store: Any) -> None:
-    """Compare every key with the manifest.
+def check_manifest(store: Any) -> str:
+    """Compare every key with the manifest; :func:`manifest_digest`.
 
     Raises
     ------
@@ -254,6 +254,7 @@ def check_manifest(store: Any) -> None:
         if key not in found or key not in expected:
             what = "is not in its manifest" if key in found else "is missing"
         raise StoreError(f"{key} of {store} {what}", hint="restore it, fit again, or save it again", key=key)
+    return _digest(json.dumps(expected, sort_keys=True).encode())
 
 
 def plain(value: Any) -> Any:

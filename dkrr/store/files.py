@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dkrr.errors import DkrrError, ParameterError, StorageFullError, StoreError
-from dkrr.store.failpoints import failpoint
 from dkrr.store.interruption import check_fence
 from dkrr.store.objects import (
     Address,
@@ -211,7 +210,6 @@ def write_key(location: Any, key: str, *parts: Any, durable: bool = False) -> No
     if not is_url(location):
         write_file(Path(location) / key, *parts, durable=durable)
         return
-    failpoint("chunk.mid_write")
     check_fence()
     put_object(location, key, *parts)
 
@@ -241,14 +239,12 @@ def write_file(path: Path, *parts: Any, durable: bool = False, once: bool = Fals
             check_fence()
             is_written = _name_once(draft, path)
         else:
-            failpoint("chunk.mid_write")
             check_fence()
             os.replace(draft, path)
         if durable:
             sync_path(path.parent)
     finally:
-        with contextlib.suppress(OSError):
-            draft.unlink()
+        draft.unlink(missing_ok=True)
     return is_written
 
 
@@ -547,7 +543,6 @@ def put_in_place(new: Path, path: Path) -> None:
     no such step, a crash between two renames leaves what was there under a name that :func:`put_back` knows.
     """
     sync_folder(new)
-    failpoint("output.before_rename")
     check_fence()
     if not os.path.lexists(path) or not (path.is_dir() or new.is_dir()):
         os.replace(new, path)

@@ -6,13 +6,14 @@ stored full size with NaN in the rows and columns that do not exist.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dkrr.errors import DamagedChunkError, ParameterError, StoreError, check_whole
+from dkrr.errors import DamagedChunkError, DkrrError, ParameterError, StoreError, check_whole
 from dkrr.store.chunks import ChunkArray, FloatArray
 from dkrr.tiles.blas import buffer, is_finite
 
@@ -199,3 +200,18 @@ class TileMatrix:
         for i, j in keys:
             if not is_finite(self.read(i, j)):
                 raise self.wrong(i, j, "holds a value that is not finite")
+
+
+def made(
+    site: str, compute: Callable[[], Any], write: Callable[[Any], object], explain: Callable[[Any], DkrrError]
+) -> bool:
+    """Compute something, prove that it is finite, and write it; True.
+
+    ``explain`` gives the error for what is not finite, or raises that of a chunk that made it so.
+    """
+    found = compute()
+    sys.audit("dkrr.compute", site, found)  # of no use but to those who listen: tests spoil it
+    if not is_finite(found):
+        raise explain(found)
+    write(found)
+    return True

@@ -249,9 +249,9 @@ def factorisation_rate(
     from dkrr.dataset import ingest
     from dkrr.engine.cluster import memory_limit_of, start_local
     from dkrr.kernels import make_kernel
-    from dkrr.linalg.cholesky import factorise
-    from dkrr.linalg.gram import build_gram, rows_of
-    from dkrr.linalg.operators import RidgeOperator
+    from dkrr.linalg.direct import factorise
+    from dkrr.linalg.gram import build_gram
+    from dkrr.linalg.operators import RidgeOperator, rows_of
     from dkrr.linalg.workspace import choose_tile_size
     from dkrr.tiles import TileGrid, TileMatrix
 

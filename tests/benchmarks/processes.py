@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,10 +31,8 @@ __all__ = [
     "MemorySampler",
     "clean_environment",
     "kill_tree",
-    "reset_peak",
     "resident_bytes",
     "run_sampled",
-    "started",
 ]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,11 +65,6 @@ def resident_bytes(pid: int | str = "self") -> tuple[int, int]:
             if name in values:
                 values[name] = 1024 * int(rest.split()[0])
     return values["VmRSS"], values["VmHWM"]
-
-
-def reset_peak() -> None:
-    """Set this process' VmHWM back to what is resident now."""
-    Path("/proc/self/clear_refs").write_text("5")
 
 
 def kind_of(command_line: Sequence[str], *, is_root: bool) -> str:
@@ -107,7 +100,6 @@ class MemorySampler:
     interval_seconds: float = SAMPLE_SECONDS
     peaks: dict[tuple[int, str], int] = field(default_factory=dict)
     total_peak_bytes: int = 0
-    num_samples: int = 0
     tree: dict[int, psutil.Process] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -130,14 +122,6 @@ class MemorySampler:
         for (_, kind), peak in self.peaks.items():
             found[kind] = max(found.get(kind, 0), peak)
         return found
-
-    def command_lines(self) -> list[list[str]]:
-        """Command lines of the processes that are alive."""
-        lines = []
-        for process in list(self.tree.values()):
-            with contextlib.suppress(psutil.Error):
-                lines.append(process.cmdline())
-        return lines
 
     def sample(self) -> None:
         """Take one sample now."""
@@ -163,7 +147,6 @@ class MemorySampler:
                     key = (process.pid, kind_of(line, is_root=is_root))
                     self.peaks[key] = max(self.peaks.get(key, 0), peak)
         self.total_peak_bytes = max(self.total_peak_bytes, total)
-        self.num_samples += 1
 
     def _sample_until_stopped(self) -> None:
         while not self._stopped.is_set():
@@ -204,11 +187,22 @@ def kill_tree(sampler: MemorySampler) -> None:
     psutil.wait_procs(list(processes.values()), timeout=10)
 
 
-@contextlib.contextmanager
-def started(
-    command: Sequence[str], *, environment: Mapping[str, str], folder: Path
-) -> Iterator[tuple[subprocess.Popen[str], MemorySampler, Path]]:
-    """Start a command; at the end of the block nothing of its tree is left. Output goes to files in a folder."""
+def run_sampled(
+    command: Sequence[str],
+    *,
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+    timeout: float = 3600.0,
+) -> Completed:
+    """Run a command to its end under a :class:`MemorySampler`; nothing of its tree is left then.
+
+    Raises
+    ------
+    TimeoutError
+        It did not end within ``timeout`` seconds; it was killed.
+    """
+    began = time.perf_counter()
+    environment = clean_environment() if environment is None else environment
     with tempfile.TemporaryDirectory(dir=folder, prefix="output-") as name:
         output = Path(name)
         with (output / "stdout").open("w") as stdout, (output / "stderr").open("w") as stderr:
@@ -223,37 +217,13 @@ def started(
             )
         sampler = MemorySampler(process.pid).start()
         try:
-            yield process, sampler, output
-        finally:
-            sampler.stop()
-            kill_tree(sampler)
-            process.wait()
-
-
-def run_sampled(
-    command: Sequence[str],
-    *,
-    folder: Path,
-    environment: Mapping[str, str] | None = None,
-    timeout: float = 3600.0,
-    on_start: Callable[[MemorySampler], None] = lambda sampler: None,
-) -> Completed:
-    """Run a command to its end under a :class:`MemorySampler`, which ``on_start`` gets as soon as it runs.
-
-    Raises
-    ------
-    TimeoutError
-        It did not end within ``timeout`` seconds; it was killed.
-    """
-    began = time.perf_counter()
-    environment = clean_environment() if environment is None else environment
-    with started(command, environment=environment, folder=folder) as (process, sampler, output):
-        on_start(sampler)
-        try:
             returncode = process.wait(timeout)
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"{' '.join(command)} did not end within {timeout:.0f} s") from None
-        seconds = time.perf_counter() - began
-        sampler.stop()
-        stdout, stderr = ((output / name).read_text(errors="replace") for name in ("stdout", "stderr"))
-    return Completed(returncode, stdout, stderr, seconds, sampler)
+        finally:
+            seconds = time.perf_counter() - began
+            sampler.stop()
+            kill_tree(sampler)
+            process.wait()
+        stdout_text, stderr_text = ((output / part).read_text(errors="replace") for part in ("stdout", "stderr"))
+    return Completed(returncode, stdout_text, stderr_text, seconds, sampler)

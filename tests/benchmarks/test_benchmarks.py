@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import sys
@@ -15,9 +14,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tests.benchmarks.__main__ import factorisation_table, fit_table, product_runs, product_table
-from tests.benchmarks.contenders import FACTORISATION, PRODUCTS, contenders
-from tests.benchmarks.harness import Contender, Problem, Run, fastest, figures, judge_answers, run_in_turns, run_once
+from tests.benchmarks.__main__ import fit_table
+from tests.benchmarks.contenders import contenders
+from tests.benchmarks.harness import Contender, Problem, Run, fastest, figures, judge_answers, run_in_turns
 from tests.benchmarks.processes import clean_environment, run_sampled
 
 PROBLEM = Problem(n=600, tile_size=128)
@@ -91,56 +90,6 @@ def test_a_time_counts_only_when_every_turn_was_good() -> None:
     rows = figures(runs)
     assert (rows["b"]["status"], rows["b"]["seconds"]) == ("crashed (SIGSEGV)", None)
     assert fastest(rows, "dkrr") is None
-
-
-@pytest.mark.thorough
-def test_factorisation_against_gemm(tmp_path: Path) -> None:
-    PROBLEM.write(tmp_path)
-    run = run_once(replace(FACTORISATION, overrides={"gemm_seconds": 0.1}), PROBLEM, tmp_path)
-    assert run.status == "ok"
-    assert run.facts["flops_per_second"] == pytest.approx(PROBLEM.n**3 / 3 / run.facts["seconds"])
-    # 15 tiles of 128 rows cost more to schedule than to compute
-    assert 0 < run.facts["ratio"] < 1
-    assert run.facts["gemm_before"] > 1e9
-    assert "on_the_fly" in text(factorisation_table(PROBLEM.n, [run]))
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("kind", "n", "d"), [("rbf", 3000, 10), ("laplacian", 500, 20)])
-def test_products_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, n: int, d: int) -> None:
-    *_, other = PRODUCTS[kind]
-    unequal = replace(other, name="unequal float64", overrides={"precision": "float64", "gamma": 0.07})
-    monkeypatch.setitem(PRODUCTS, kind, [*PRODUCTS[kind], unequal])
-    problem = Problem(n=n, d=d, gamma=0.05)
-    rows = figures(product_runs(kind, problem, 1, tmp_path))
-    for name, row in rows.items():
-        if importlib.util.find_spec(row["family"]) is None:
-            assert row["status"].startswith("not installed")
-        elif name == "unequal float64":
-            assert row["status"].startswith("rejected")
-        else:
-            assert row["seconds"] > 0
-    shown = text(product_table(kind, problem, rows))
-    assert all(name in shown for name in rows)
-
-
-GRANDCHILD = """
-import subprocess, sys, time
-program = "import time; held = bytearray({size}); held[::4096] = b'x' * len(held[::4096]); time.sleep(0.6)"
-subprocess.run([sys.executable, "-c", program], check=True)
-"""
-
-
-@pytest.mark.thorough
-def test_the_sampler_sees_what_a_grandchild_holds(tmp_path: Path) -> None:
-    def peak(size: int) -> int:
-        command = [sys.executable, "-c", GRANDCHILD.replace("{size}", str(size))]
-        done = run_sampled(command, folder=tmp_path, timeout=60)
-        assert done.status == "ok"
-        assert done.memory.peak_by_kind()["command"] < 40e6  # the parent holds nothing
-        return done.memory.total_peak_bytes
-
-    assert peak(200_000_000) - peak(0) == pytest.approx(200e6, abs=20e6)
 
 
 def test_a_command_that_does_not_end_is_killed_with_its_children(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.faults import wait_until
 pytestmark = pytest.mark.system
 
 # tiles that take a third of a second each, so that there is something to look at
-SLOW = "cholesky.tile.after_compute:1:sleep=0.2"
+SLOW = "compute.cholesky.tile:1:sleep=0.2"
 JOB = """
 [data]
 path = "generate:friedman?n=2000&d=5&seed=0"
@@ -70,9 +70,7 @@ def screens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Screens
     for name in ("TMUX", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("LC_ALL", "C.UTF-8")
-    # what workers say of the failpoints goes to the same terminal, and is not what is looked at here
-    (tmp_path / "sitecustomize.py").write_text("import logging\nlogging.getLogger('dkrr.failpoints').disabled = True\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     (tmp_path / "job.toml").write_text(JOB)
     found = Screens(tmp_path)
     yield found

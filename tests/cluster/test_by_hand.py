@@ -17,7 +17,7 @@ from tests.servers import by_hand
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
-SLOWLY = "cholesky.tile.after_compute:1:sleep=0.05"
+SLOWLY = "compute.cholesky.tile:1:sleep=0.05"
 
 
 @pytest.mark.short

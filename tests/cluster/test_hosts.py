@@ -18,7 +18,7 @@ from tests.servers import ByHand, doctor_environment
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
-SLOWLY = "cholesky.tile.after_compute:1:sleep=0.2"
+SLOWLY = "compute.cholesky.tile:1:sleep=0.2"
 HOSTS = ("scheduler", "first", "second")
 
 

@@ -19,7 +19,7 @@ SCRIPT = CLUSTER / "slurm/dkrr.sbatch"
 
 
 def slowly(seconds: float) -> str:
-    return f"cholesky.tile.after_compute:1:sleep={seconds}"
+    return f"compute.cholesky.tile:1:sleep={seconds}"
 
 
 @pytest.fixture(scope="module")

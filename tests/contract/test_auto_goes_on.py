@@ -64,7 +64,7 @@ def price_in_order(monkeypatch: pytest.MonkeyPatch, *order: str) -> None:
 def test_a_breakdown_in_float32_goes_on_in_float64(
     no_row_is_few: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with failing_at("cg.float32.curvature:@4:nan"):
+    with failing_at("compute.cg.float32.curvature:@4:nan"):
         found = estimator(store=str(tmp_path)).fit(X, Y)
     solution = found.solution_
     assert (solution.solver, solution.precision) == ("cg", "float64")
@@ -82,7 +82,7 @@ def test_a_breakdown_in_float32_goes_on_in_float64(
 
 def test_what_was_named_stays_an_error_that_names_what_would_work(tmp_path: Path) -> None:
     with (
-        failing_at("cg.float32.curvature:@4:nan"),
+        failing_at("compute.cg.float32.curvature:@4:nan"),
         pytest.raises(dkrr.NotPositiveDefiniteError, match="at iteration 4") as caught,
     ):
         estimator(solver="cg", precision="mixed", solver_params={"rank": 50}, store=str(tmp_path)).fit(X, Y)
@@ -97,7 +97,7 @@ def test_what_was_named_holds_in_every_way(named: str, no_row_is_few: None) -> N
         "precision": {"precision": "mixed"},
         "both": {"solver": "cg", "precision": "mixed"},
     }
-    with failing_at("cg.float32.curvature:@4:nan"):
+    with failing_at("compute.cg.float32.curvature:@4:nan"):
         if named == "both":  # ranks are left, and share the defect
             with pytest.raises(dkrr.NotPositiveDefiniteError, match="not finite"):
                 estimator(**words[named]).fit(X, Y)
@@ -150,7 +150,7 @@ def test_an_indefinite_matrix_ends_in_the_error_of_float64(monkeypatch: pytest.M
 
 def test_a_preconditioner_that_fails_takes_its_rank_with_it(no_row_is_few: None) -> None:
     rows = np.random.default_rng(2).uniform(size=(1000, 4))
-    with failing_at("cg.preconditioned:@3:nan"):
+    with failing_at("compute.cg.preconditioned:@3:nan"):
         found = estimator(solver="cg", precision="float64", tile_size=512).fit(rows, np.sin(6 * rows[:, 0]))
     (given_up,) = found.solution_.given_up
     assert given_up["because"] == "preconditioner"
@@ -171,7 +171,7 @@ def make(tmp_path: Path, cluster_client: Any) -> Make:
 
 
 def test_a_job_with_workers_goes_on_and_says_so(make: Make, tmp_path: Path) -> None:
-    with failing_at("cg.preconditioned:@2:nan"):
+    with failing_at("compute.cg.preconditioned:@2:nan"):
         summary = fit_job(make())
     assert (summary.solver, summary.precision) == ("cg", "mixed")
     sentence = summary.given_up[0]["sentence"]
@@ -207,19 +207,19 @@ dkrr.jobs.run.fit_job(sys.argv[1])
 """
 
 
-@pytest.mark.parametrize("moment", ["fit.given_up.after_record:@1", "cg.float32.curvature:@3"])
+@pytest.mark.parametrize("moment", ["written*/given_up.json:@1", "compute.cg.float32.curvature:@3"])
 def test_a_job_that_was_killed_goes_on_with_the_next_way(
     moment: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dkrr.jobs.run.job_executor", lambda *_: contextlib.nullcontext(InProcessExecutor()))
-    with failing_at("cg.preconditioned:@2:nan"):
+    with failing_at("compute.cg.preconditioned:@2:nan"):
         whole = fit_job(make(output={"directory": str(tmp_path / "runs/b"), "store": str(tmp_path / "other")}))
     path = tmp_path / "job.toml"
     path.write_text(make().to_toml())
-    environment = os.environ | {"DKRR_FAILPOINTS": f"cg.preconditioned:@2:nan;{moment}:sigkill"}
+    environment = os.environ | {"DKRR_FAILPOINTS": f"compute.cg.preconditioned:@2:nan;{moment}:sigkill"}
     ended = subprocess.run([sys.executable, "-c", IN_PROCESS, str(path)], env=environment, capture_output=True)
     assert ended.returncode == -9, ended.stderr
-    with failing_at("cholesky.tile.before_read:1:eio"):  # no tile of a factor is computed again
+    with failing_at("compute.cholesky.tile:1:eio"):  # no tile of a factor is computed again
         summary = fit_job(path)
     assert summary.given_up == whole.given_up
     first, second = (dkrr.load_model(found.model_path).dual_coef.read(0, 600) for found in (whole, summary))
@@ -247,10 +247,10 @@ def test_what_is_there_is_used(parameters: dict[str, Any], no_row_is_few: None) 
     rows = np.random.default_rng(2).uniform(size=(1000, 4))
     y = np.column_stack([np.sin(6 * rows[:, 0]), rows[:, 1]])
     given = {"solver": "cg", "tile_size": 512, "solver_params": {"rank": 50}, **parameters}
-    count = "precondition.pivots.before_write:0:eio"
+    count = "written*/pivots/c/*:0:eio"
     with failing_at(count) as once:
         named = estimator(**given, precision="float64").fit(rows, y)
-    with failing_at(f"{count};cg.float32.curvature:@6:nan") as points:
+    with failing_at(f"{count};compute.cg.float32.curvature:@6:nan") as points:
         found = estimator(**given).fit(rows, y)
     assert found.solution_.given_up[0]["next"] == "cg float64, rank 50"
     assert points.rules[0].visits == once.rules[0].visits > 0
@@ -273,7 +273,7 @@ def test_an_iteration_that_another_way_outruns_is_given_up(
         return replace(found, iterations=Iterations(1, 3), seconds=seconds)
 
     monkeypatch.setattr(planner, "priced_way", hopeful)
-    with failing_at("multiply.pair.before_read:1:sleep=0.01"):
+    with failing_at("compute.multiply.pair:1:sleep=0.01"):
         found = estimator().fit(X, Y)
     (given_up,) = found.solution_.given_up
     assert given_up["because"] == "slow"

@@ -146,19 +146,19 @@ def test_what_a_person_puts_beside_unfinished_rows_stays(tmp_path: Path) -> None
 def test_a_place_that_somebody_fills_in_between_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty: bool
 ) -> None:
-    from dkrr.dataset import destination
+    from dkrr.dataset import writer
 
     dest = tmp_path / "data.zarr"
     if empty:
         dest.mkdir()
-    check_space = destination.check_space
+    check_space = writer.check_space
 
     def meanwhile(*arguments: Any) -> None:
         dest.mkdir(exist_ok=True)
         (dest / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group", "attributes": {"mine": true}}')
         check_space(*arguments)
 
-    monkeypatch.setattr(destination, "check_space", meanwhile)
+    monkeypatch.setattr(writer, "check_space", meanwhile)
     with pytest.raises(dkrr.StoreError, match=r"exists and is not|was made by somebody else"):
         dkrr.ingest(ROWS, dest)
     assert json.loads((dest / "zarr.json").read_text())["attributes"] == {"mine": True}
@@ -200,10 +200,10 @@ def test_two_jobs_that_begin_on_an_empty_store_both_end_well(
     tmp_path: Path, fit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """The second begins while the first writes what both need; would it clear that away, it did it when it is done."""
-    from dkrr.dataset import destination
+    from dkrr.dataset import writer as module
     from dkrr.dataset.writer import DatasetWriter
 
-    commit, clear, errors = DatasetWriter.commit, destination.clear, list[BaseException]()
+    commit, clear, errors = DatasetWriter.commit, module.tidy, list[BaseException]()
     begun, clearing, committed, cleared, ended = (threading.Event() for _ in range(5))
 
     def second() -> None:
@@ -227,15 +227,17 @@ def test_two_jobs_that_begin_on_an_empty_store_both_end_well(
             cleared.wait(10)
         return found
 
-    def clears(location: Any, **options: Any) -> None:
-        clearing.set()
-        committed.wait(10)
-        clear(location, **options)
-        cleared.set()
-        ended.wait(10)
+    def clears(location: Any) -> None:
+        if threading.current_thread() is thread:
+            clearing.set()
+            committed.wait(10)
+        clear(location)
+        if threading.current_thread() is thread:
+            cleared.set()
+            ended.wait(10)
 
     monkeypatch.setattr(DatasetWriter, "commit", committing)
-    monkeypatch.setattr(destination, "clear", clears)
+    monkeypatch.setattr(module, "tidy", clears)
     try:
         assert fit("a").converged
     finally:
@@ -371,11 +373,14 @@ def meanwhile_at(monkeypatch: pytest.MonkeyPatch, site: str, act: Callable[[], o
     """Act once when a save gets to ``site``."""
     todo = [act]
 
-    def reached(name: str, array: Any = None) -> None:
-        if name == site and todo:
-            todo.pop()()
+    put_in_place = dkrr.models.model.put_in_place
 
-    monkeypatch.setattr(dkrr.models.model, "failpoint", reached)
+    def reached(*arguments: Any) -> None:
+        if todo:
+            todo.pop()()
+        put_in_place(*arguments)
+
+    monkeypatch.setattr(dkrr.models.model, "put_in_place", reached)
 
 
 @pytest.mark.parametrize("overwrite", [False, True], ids=["new", "replaced"])

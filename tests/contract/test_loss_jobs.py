@@ -276,14 +276,19 @@ def stopped_after(monkeypatch: pytest.MonkeyPatch, saves: int) -> Callable[[], i
     """The fit stops right after so many checkpoints; the number of those that were made."""
     made = 0
 
-    def reached(site: str, array: Any = None) -> None:
+    save = dkrr.jobs.loss_fit._Progress.save
+
+    def reached(progress: Any) -> None:
         nonlocal made
+        if progress._coefficients is None:
+            return
+        save(progress)
         made += 1
         if made == saves:
             raise Stop
 
     monkeypatch.setattr(dkrr.jobs.loss_fit, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(dkrr.jobs.loss_fit, "failpoint", reached)
+    monkeypatch.setattr(dkrr.jobs.loss_fit._Progress, "save", reached)
     return lambda: made
 
 

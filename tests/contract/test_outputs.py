@@ -180,7 +180,7 @@ def test_a_folder_of_the_users_is_not_taken_for_half_made_predictions(place: Pat
 
 def test_a_prediction_that_was_killed_can_be_started_again_and_another_at_work_is_named(place: Path) -> None:
     command = [str(Path(sys.executable).with_name("dkrr")), "predict", "model.zarr", "rows.csv", "-o", "out.csv"]
-    killed = subprocess.run(command, env={**os.environ, "DKRR_FAILPOINTS": "chunk.mid_write:1:sigkill"}, check=False)
+    killed = subprocess.run(command, env={**os.environ, "DKRR_FAILPOINTS": "write*:1:sigkill"}, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert Path("out.csv.work/data.zarr.lock").exists()
     with hold_lock("out.csv.work"):
@@ -236,7 +236,7 @@ def test_what_an_interrupted_prediction_left_is_made_anew_where_it_does_not_fit(
     place: Path, change: Callable[[Path], None]
 ) -> None:
     command = ["predict", "model.zarr", "rows.csv", "-o", "out.csv"]
-    with failing_at("predict.before_pointer:1:eio"):
+    with failing_at("write*/out.csv.json:1:eio"):
         assert run(*command).exit_code == 4
     assert Path("out.csv.work/result.zarr/predictions/c/0/0").exists()
     change(place)
@@ -250,7 +250,7 @@ def test_what_an_interrupted_prediction_left_is_made_anew_where_it_does_not_fit(
 
 def test_data_that_are_damaged_do_not_cost_what_was_predicted(place: Path) -> None:
     command = ["predict", "model.zarr", "data.zarr", "-o", "out.csv"]
-    with failing_at("predict.before_pointer:1:eio"):
+    with failing_at("write*/out.csv.json:1:eio"):
         assert run(*command).exit_code == 4
     flip(place / "data.zarr/X/c/0/0")
     before = contents(place / "out.csv.work")
@@ -273,7 +273,7 @@ def test_predictions_are_replaced_by_others_and_say_who_made_them(place: Path, e
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize("site", ["predict.before_pointer", "predict.after_pointer", "output.before_rename"])
+@pytest.mark.parametrize("site", ["write*.json", "sync*/predictions.*", "sync{place}"])
 def test_an_output_is_whole_after_any_fault(place: Path, ending: str, site: str) -> None:
     make_model(place / "other.zarr", alpha=10.0)
     output = place / f"p{ending}"
@@ -281,16 +281,17 @@ def test_an_output_is_whole_after_any_fault(place: Path, ending: str, site: str)
     def predicted() -> Any:
         return contents(output) if output.is_dir() else output.read_bytes() if output.exists() else None
 
-    with failing_at(f"{site}:1:eio"):
+    fault = f"{site.format(place=place)}:1:eio"
+    with failing_at(fault):
         assert run("predict", "model.zarr", "data.zarr", "-o", output).exit_code != 0
     first = predicted()
-    assert (first is None) == (site != "predict.after_pointer")
+    assert (first is None) == ("{place}" not in site)
     assert run("predict", "model.zarr", "data.zarr", "-o", output).exit_code == 0
     whole = predicted()
     assert first in (None, whole)
-    with failing_at(f"{site}:1:eio"):
+    with failing_at(fault):
         assert run("predict", "other.zarr", "data.zarr", "-o", output).exit_code != 0
-    assert (predicted() == whole) == (site != "predict.after_pointer")
+    assert (predicted() == whole) == ("{place}" not in site)
     assert run("predict", "other.zarr", "data.zarr", "-o", output).exit_code == 0
     assert predicted() not in (None, whole)
     assert {path.name for path in place.glob("p.*")} == {output.name, f"{output.name}.json"}

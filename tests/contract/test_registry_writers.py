@@ -74,6 +74,30 @@ def test_of_two_publishers_each_has_its_own_number(
     assert sorted(number for number, _ in numbers(root)) == [1, 2, 3]
 
 
+def test_a_version_that_was_pruned_meanwhile_is_not_promoted(
+    tmp_path: Path, model: Callable[[float], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole deletion happens between a promotion's look at the aliases and its write."""
+    root = tmp_path / "models"
+    for number in (1, 2, 3):
+        models("add", "demo", model(float(number)), "--registry", root)
+        models("promote", "demo", number, "--registry", root)
+    swap, once = registry.swap_json, [True]
+
+    def swaps(*arguments: Any, **options: Any) -> Any:
+        if once:
+            once.clear()
+            models("prune", "demo", "--keep", 0, "--grace", 0, "--registry", root)
+        return swap(*arguments, **options)
+
+    monkeypatch.setattr(registry, "swap_json", swaps)
+    promoted = CliRunner().invoke(main, ["models", "promote", "demo", "1", "--registry", str(root)])
+    assert (promoted.exit_code, "was removed" in promoted.output) == (4, True), promoted.output
+    aliases = json.loads((root / "demo/aliases.json").read_text())["aliases"]
+    assert aliases["production"][:5] == "0003-"
+    assert all((root / "demo/versions" / name / "version.json").exists() for name in aliases.values())
+
+
 def test_a_promotion_is_on_the_disk_when_it_is_said(
     tmp_path: Path, model: Callable[[float], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 import dkrr
 from dkrr.cli import main
+from dkrr.dataset.dataset import unpack
 from dkrr.errors import InterruptedRunError, JobFileError, RefusedError, StoreError
 from dkrr.jobs import toml
 from dkrr.store.files import children
@@ -175,7 +176,7 @@ def test_without_a_first_file_the_batches_alone_make_it_again(tmp_path: Path) ->
         project.run()
     digest = dkrr.open_dataset(project.folder / "rows.zarr").digest
     shutil.rmtree(project.folder / "rows.zarr")
-    for interruption in ("retrain.append.before:@2:eio", "retrain.append.before_record:@1:eio"):
+    for interruption in ("write*/batches.json:@1:eio",) * 2:
         with failing_at(interruption), pytest.raises(OSError, match="failpoint"):
             project.run()
     project.run()
@@ -312,7 +313,7 @@ def test_one_file_that_is_written_anew_each_night_begins_with_the_first_rows(tmp
     project.document["data"] |= {"path": "night.csv"}
     for night in (1, 2, 3):
         project.deliver("night", seed=night).rename(project.folder / "night.csv")
-        faults = failing_at("retrain.stage.before:1:eio") if night == 1 else contextlib.nullcontext()
+        faults = failing_at("write*/batches.json:1:eio") if night == 1 else contextlib.nullcontext()
         with faults, contextlib.suppress(OSError):
             project.run()
         assert project.run().outcome in ("promoted", "kept", "nothing new")
@@ -727,6 +728,23 @@ def test_a_few_doubled_rows_do_not_hide_that_a_batch_comes_again(tmp_path: Path)
     (path.parent / "n2.csv").write_text("\n".join([header, *lines[:-1], *lines[:3], ""]))
     with pytest.raises(RefusedError, match=r"122 of its 122 rows are in .* already"):
         project.run()
+
+
+def test_rows_of_a_batch_that_are_alike_are_held_out_together(tmp_path: Path) -> None:
+    """Noise that is there twice is not learnt by heart from one half and judged by the other."""
+    project = Project(tmp_path / "p", gate={"tolerance": 9.0, "min_rows": 20})
+    project.document["model"] |= {"gamma": 30.0, "alpha": 1e-6}
+    path = project.deliver(
+        "n1", seed=1, num_rows=300, change=lambda rows: np.random.default_rng(0).normal(size=rows.shape)
+    )
+    header, *lines = path.read_text().splitlines()
+    path.write_text("\n".join([header, *lines, *lines, ""]))
+    with pytest.raises(RefusedError):
+        project.run()
+    found = json.loads(next((tmp_path / "p").glob("models/*/retrain/holdout/000001.json")).read_text())
+    held_out = unpack(found["held_out"], 600)
+    assert 20 < np.count_nonzero(held_out) < 300
+    assert np.array_equal(held_out[:300], held_out[300:])
 
 
 def written_again(path: Path, name: str) -> Path:

@@ -97,15 +97,6 @@ def work(folder: Path, kind: str) -> Dataset:
     return ingest(X[700:1500], folder / "a.zarr", y=Y[700:1500], append=True)
 
 
-SITES = [
-    "chunk.before_write",
-    "chunk.mid_write",
-    "chunk.after_write",
-    "dataset.before_pointer",
-    "dataset.after_pointer",
-]
-
-
 def swap(folder: Path, first: str, second: str) -> None:
     a, b = (folder / first).read_bytes(), (folder / second).read_bytes()
     (folder / first).write_bytes(b)
@@ -152,7 +143,7 @@ def test_rows_like_those_of_a_data_set_have_its_columns(
     assert [path.name for path in tmp_path.iterdir()] == ["a.zarr"]
 
 
-SITES = ["chunk.before_write", "chunk.mid_write", "chunk.after_write", "dataset.before_pointer"]
+SITES = ["draft*/c/*", "write*", "written*/c/*", "write*/a.zarr/zarr.json"]
 
 
 @pytest.mark.parametrize("kind", ["ingest", "append"])
@@ -170,7 +161,11 @@ def test_fault_at_every_write(kind: str, site: str, tmp_path: Path) -> None:
             work(folder, kind)
         if points.rules[0].visits < visit:
             break
-        assert tree(folder) == before
+        left = tree(folder)
+        differing = [name for name in left.keys() | before.keys() if left.get(name) != before.get(name)]
+        assert all(name.endswith("c/2/0") for name in differing), "only of the ragged chunk, and rows that do not count"
+        if kind == "append":
+            open_dataset(folder / "a.zarr").verify()
         work(folder, kind)
         assert tree(folder / "a.zarr") == wanted
     assert visit > 1, "the fault never happened"
@@ -182,7 +177,7 @@ def test_a_killed_append_leaves_the_rows_of_before(tmp_path: Path) -> None:
     arguments = ["ingest", str(tmp_path / "more.npy"), str(tmp_path / "a.zarr"), "--append"]
     arguments += ["--target", "2", "--target", "3"]
     for visit in (2, 6):
-        ended = Command(arguments, failpoints=f"chunk.mid_write:@{visit}:sigkill").run()
+        ended = Command(arguments, failpoints=f"write*:@{visit}:sigkill").run()
         assert ended.code == -signal.SIGKILL, ended.err
         found = open_dataset(tmp_path / "a.zarr")
         found.verify()

@@ -144,7 +144,7 @@ COLUMNS: list[tuple[dict[str, Any], str]] = [
 ]
 
 CHANGES: list[tuple[Any, str]] = [
-    (lambda p: (p / "zarr.json").unlink(), "no zarr.json"),
+    (lambda p: (p / "zarr.json").unlink(), "not a data set"),
     (lambda p: (p / "zarr.json").write_text("{"), "not valid JSON"),
     (lambda p: edit(p / "zarr.json", '"format_version": 1', '"format_version": 2'), "format version 2; 1 expected"),
     (lambda p: edit(p / "zarr.json", '"complete": true', '"complete": false'), "unfinished"),

@@ -14,7 +14,7 @@ from dkrr.fit.prices import pass_seconds
 from dkrr.fit.rates import Machine
 from dkrr.fit.trial import Trial
 from dkrr.kernels import make_kernel
-from dkrr.linalg.factor_schedule import usual_split
+from dkrr.linalg.direct import usual_split
 from dkrr.linalg.products import kernel_product
 from tests.reference import dense_krr
 

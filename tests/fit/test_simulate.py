@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dkrr.fit.schedule import TileSeconds, choose_split, choose_tiles, nominal_machine, simulate
-from dkrr.linalg.factor_schedule import Split, cholesky_nodes
+from dkrr.linalg.cholesky import Split
+from dkrr.linalg.direct import cholesky_nodes
 from dkrr.linalg.workspace import choose_tile_size, task_bytes
 from dkrr.tiles import TileGrid
 

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]
 NUM_TILES = 55
 CANARY = "canary-5f1c9e07"
 STALE = {"DKRR_STALE_SECONDS": "6"}
-SLOW = "chunk.before_write:1:sleep=1"
+SLOW = "draft*/c/*:1:sleep=1"
 JOB = """[data]
 path = "generate:friedman?n=640&d=5&seed=0"
 standardize = true

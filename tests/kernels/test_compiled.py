@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from dkrr.kernels import Laplacian, make_kernel, pairwise
+from dkrr.kernels import Laplacian
 from dkrr.kernels.pairwise import pack
 
 
@@ -35,19 +35,6 @@ def test_the_exponential_of_large_arguments(dtype: type, cutoff: float) -> None:
     beyond = laplacian(np.array([cutoff + 0.01, 750.0, 1e4, 1e17]), dtype)
     assert (beyond == 0.0).all()
     assert not np.signbit(beyond).any()
-
-
-@pytest.mark.parametrize("name", ["laplacian", "matern"])
-def test_compiled_blocks_agree_with_scipy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(1)
-    A, B = rng.standard_normal((301, 7)), rng.standard_normal((1100, 7))
-    B[5] = A[0]
-    kernel = make_kernel(name, kernel_params={"nu": 0.5} if name == "matern" else None).resolve(7)
-    compiled, square = kernel.block(A, B), kernel.block(B, B, same=True)
-    monkeypatch.setattr(pairwise, "MIN_COLUMNS", 10**9)
-    np.testing.assert_allclose(compiled, kernel.block(A, B), rtol=1e-14, atol=0)
-    np.testing.assert_allclose(square, kernel.block(B, B, same=True), rtol=1e-14, atol=0)
-    assert compiled[0, 5] == 1.0
 
 
 def run(code: str, **environment: str) -> str:

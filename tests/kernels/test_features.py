@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dkrr.errors import ParameterError
-from dkrr.kernels import Constant, kernel_from_dict, make_kernel
+from dkrr.kernels import kernel_from_dict, make_kernel
 from dkrr.kernels.features import count_features, feature_map
 
 
@@ -22,29 +22,23 @@ def test_inner_products_are_the_kernel(d: int, degree: int, gamma: float | None,
     features = feature_map(kernel, d)
     fx, fz = features.design(x), features.design(z)
     assert fx.shape == (40, features.num_features)
-    exact = kernel(x, z)
     scale = np.sqrt(np.outer(kernel.diag(x), kernel.diag(z)))
-    assert np.max(np.abs(fx @ fz.T - exact) / scale) < 1e-14 * 5
+    assert np.max(np.abs(fx @ fz.T - kernel(x, z)) / scale) < 1e-14 * 5
 
 
 @pytest.mark.parametrize(
-    ("kernel", "words"),
+    ("kernel", "message"),
     [
-        ({"kernel": "rbf", "gamma": 1.0}, ["'rbf'", "linear", "poly"]),
-        ({"kernel": "poly", "degree": 2.5}, ["degree = 2.5", "whole"]),
-        ({"kernel": "poly", "coef0": -1.0}, ["coef0 = -1.0", "coef0 >= 0"]),
-        ({"kernel": "poly", "degree": 300}, ["degree = 300", "at most 170"]),
+        ({"kernel": "rbf", "gamma": 1.0}, "'rbf'.*linear.*poly"),
+        ({"kernel": "poly", "degree": 2.5}, "degree = 2.5.*whole"),
+        ({"kernel": "poly", "coef0": -1.0}, "coef0 = -1.0.*coef0 >= 0"),
+        ({"kernel": "poly", "degree": 300}, "degree = 300.*at most 170"),
+        ({"kernel": "sum", "terms": [{"kernel": "linear"}]}, "'sum'"),
+        (None, "precomputed"),
     ],
 )
-def test_kernels_without_finite_features_are_refused(kernel: dict[str, Any], words: list[str]) -> None:
-    found = kernel_from_dict(kernel)
+def test_kernels_without_finite_features_are_refused(kernel: dict[str, Any] | None, message: str) -> None:
+    found = None if kernel is None else kernel_from_dict(kernel)
     assert count_features(found, 3) is None
-    with pytest.raises(ParameterError) as caught:
+    with pytest.raises(ParameterError, match=message):
         feature_map(found, 3)
-    assert all(word in str(caught.value) for word in words)
-
-
-def test_a_matrix_and_a_sum_have_none() -> None:
-    with pytest.raises(ParameterError, match="precomputed"):
-        feature_map(None, 3)
-    assert count_features(make_kernel("linear") + Constant(value=1.0), 3) is None

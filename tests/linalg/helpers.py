@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from dkrr.dataset import Dataset, ingest
+from dkrr.engine.tasks import InProcessExecutor
 from dkrr.kernels import make_kernel
-from dkrr.linalg.gram import rows_of
-from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.direct import factorise
+from dkrr.linalg.gram import build_gram
+from dkrr.linalg.operators import RidgeOperator, rows_of
 from dkrr.tiles import TileGrid, TileMatrix
 from tests.faults import InTurn
 
@@ -47,6 +49,20 @@ def dense(system: RidgeOperator, dataset: Dataset) -> np.ndarray:
         root = np.sqrt(dataset.weight.read(0, n)[:, 0])
         a = root[:, None] * a * root
     return a + system.alpha * np.eye(n)
+
+
+def gram_of(system: RidgeOperator, store: Any, **attributes: Any) -> TileMatrix:
+    """The Gram matrix of an operator."""
+    gram = TileMatrix.create(str(store), system.grid, dtype="float64", **attributes)
+    build_gram(system, gram, InProcessExecutor())
+    return gram
+
+
+def factor_of(system: RidgeOperator, store: Any, dtype: str = "float64", **attributes: Any) -> TileMatrix:
+    """The factor of an operator."""
+    factor = TileMatrix.create(str(store), system.grid, dtype=dtype, **attributes)
+    factorise(system, factor, InProcessExecutor())
+    return factor
 
 
 def assembled(matrix: TileMatrix) -> np.ndarray:

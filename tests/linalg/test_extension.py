@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,9 @@ from hypothesis import strategies as st
 from dkrr.dataset import Dataset, append, drop_generations, ingest, keep_last
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import MemoryBudgetError, NotPositiveDefiniteError
-from dkrr.fit.fitting import FitResult, FitSettings, fit_rows, with_lineage
+from dkrr.fit.fitting import FitResult, FitSettings, fit_rows
 from dkrr.kernels import make_kernel
-from dkrr.linalg import factor_schedule as schedule
+from dkrr.linalg import direct as schedule
 from dkrr.linalg.solution import IterativeSettings
 from dkrr.linalg.workspace import Workspace
 from dkrr.tiles import TileMatrix
@@ -145,36 +144,28 @@ def test_only_new_rows_are_computed(tmp_path: Path, threads: int) -> None:
 
 
 def test_what_is_another_lineage_is_not_continued(tmp_path: Path) -> None:
-    made = data(tmp_path / "a.zarr", [150])
-    fit(made, tmp_path / "store")
+    store = tmp_path / "store"
+    fit(data(tmp_path / "a.zarr", [150]), store)
     longer = append(X[150:170], tmp_path / "a.zarr", y=Y[150:170, :1])
-    others: list[dict[str, Any]] = [
-        {"alpha": (0.5,)},
-        {"tile_size": 32},
-        {"precision": "float32"},
-        {"parameters": {"gamma": 0.7}},
-        {"gram": "stored"},
-    ]
-    for options in others:
-        reused = fit(longer, tmp_path / "store", **options)[1].solution.reused
-        assert "factor" not in reused, options
+    others = {"alpha": (0.5,), "precision": "float32", "parameters": {"gamma": 0.7}, "gram": "stored", "tile_size": 16}
+    for name, value in others.items():
+        reused = fit(longer, store, **{name: value})[1].solution.reused
+        assert "factor" not in reused, name
         # another system is no reason to say anything
-        assert ("not_continued" in reused) == (not {"alpha", "parameters"} & options.keys())
-    said = fit(longer, tmp_path / "store", tile_size=16)[1].solution.reused["not_continued"]["factor"]
-    assert re.search(r"shares 170 rows, but was made in another way \(.*tile_size \d+ there, 16 here", said)
-    weighted = ingest(X[:170], tmp_path / "w.zarr", y=Y[:170, :1], sample_weight=W[:170])
-    assert "factor" not in fit(weighted, tmp_path / "store")[1].solution.reused
-    x = X[:170].copy()
-    x[0, 0] += 1e-12
-    changed = ingest(x, tmp_path / "c.zarr", y=Y[:170, :1])
-    assert "factor" not in fit(changed, tmp_path / "store")[1].solution.reused
+        assert ("not_continued" in reused) == (name not in ("alpha", "parameters"))
+    said = reused["not_continued"]["factor"]
+    assert re.search(r"shares 1[57]0 rows, but was made in another way \(.*tile_size \d+ there, 16 here", said)
+    changed = X[:170].copy()
+    changed[0, 0] += 1e-12
+    for x, weight in ((X[:170], W[:170]), (changed, None)):
+        made = ingest(x, tmp_path / f"{weight is None}.zarr", y=Y[:170, :1], sample_weight=weight)
+        assert "factor" not in fit(made, store)[1].solution.reused
     # but a factor with other weights has only its first rows in common
     other = W[:170].copy()
     other[100] += 1
-    once = append(X[:100], tmp_path / "v.zarr", y=Y[:100, :1], sample_weight=W[:100])
-    fit(once, tmp_path / "store")
+    fit(data(tmp_path / "v.zarr", [100], weights=True), store)
     again = append(X[100:170], tmp_path / "v.zarr", y=Y[100:170, :1], sample_weight=other[100:170])
-    assert fit(again, tmp_path / "store")[1].solution.reused["factor"]["rows"] == 100
+    assert fit(again, store)[1].solution.reused["factor"]["rows"] == 100
 
 
 def test_the_longest_common_prefix_is_found_whatever_became_of_the_rows(tmp_path: Path) -> None:
@@ -209,7 +200,7 @@ def test_crash_and_change(visit: int, threads: int, tmp_path: Path) -> None:
     """An extension dies, its new rows are replaced by others, and is begun again: nothing of the old rows is left."""
     fit(data(tmp_path / "a.zarr", [300]), tmp_path / "store")
     made = append(X[300:420], tmp_path / "a.zarr", y=Y[300:420, :1])
-    with failing_at(f"chunk.after_write:@{visit}:memoryerror"), pytest.raises(MemoryBudgetError):
+    with failing_at(f"written*/c/*:@{visit}:memoryerror"), pytest.raises(MemoryBudgetError):
         fit(made, tmp_path / "store", threads=threads)
     for number, (start, stop) in enumerate([(500, 640), (300, 420)], 2):  # others, and the same ones again
         drop_generations(tmp_path / "a.zarr", [number])
@@ -247,16 +238,3 @@ def test_a_matrix_that_stops_being_definite_names_the_new_row(tmp_path: Path) ->
     for threads in (1, 2):
         with pytest.raises(NotPositiveDefiniteError, match="not positive definite at row 110"):
             fit(made, tmp_path / "store", threads=threads, alpha=(0.0,), parameters={"gamma": 50.0})
-
-
-def test_the_centre_is_frozen_with_the_lineage(tmp_path: Path) -> None:
-    first = data(tmp_path / "a.zarr", [150])
-    old = fit(first, tmp_path / "store")[1]
-    made = append(X[150:200] + 1, tmp_path / "a.zarr", y=Y[150:200, :1])
-    kernel = make_kernel("rbf").resolve(3)
-    wanted = FitSettings(kernel=kernel, alpha=(1e-2,), tile_size=64)
-    assert old.operator.rows is not None
-    assert with_lineage(wanted, made, str(tmp_path / "store")).center == old.operator.rows.center == tuple(first.x_mean)
-    assert with_lineage(wanted, made, str(tmp_path / "elsewhere")).center is None
-    assert with_lineage(replace(wanted, tile_size=32), made, str(tmp_path / "store")).center is None
-    assert with_lineage(replace(wanted, solver="cg"), made, str(tmp_path / "store")).center is None

@@ -20,9 +20,10 @@ from dkrr.errors import (
     PlanRefusedError,
 )
 from dkrr.kernels import Kernel, make_kernel
-from dkrr.linalg import centres, passes
+from dkrr.linalg import centres
 from dkrr.linalg import nystrom as nystrom
-from dkrr.linalg.dense_cholesky import fit_dense
+from dkrr.linalg import workspace as passes
+from dkrr.linalg.dense import fit_dense
 from dkrr.linalg.nystrom import NystromResult, fit_nystrom
 from dkrr.linalg.solution import IterativeSettings, NystromSettings
 from dkrr.linalg.workspace import Workspace

@@ -67,10 +67,10 @@ PHASES: list[tuple[Solve, str, int]] = [
 @pytest.fixture
 def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
     """Rows of which every pass has several ranges."""
-    monkeypatch.setattr("dkrr.linalg.passes.MIN_TASK_ENTRIES", 1)
+    monkeypatch.setattr("dkrr.linalg.workspace.MIN_TASK_ENTRIES", 1)
     monkeypatch.setattr("dkrr.linalg.primal_passes.TASK_SECONDS", 1e-9)
     # operands and parts travel through the store as they do to workers
-    monkeypatch.setattr("dkrr.linalg.passes.is_here", lambda workspace: workspace is None)
+    monkeypatch.setattr("dkrr.linalg.workspace.is_here", lambda workspace: workspace is None)
     monkeypatch.setattr("dkrr.linalg.centres.is_here", lambda workspace: workspace is None)
     x, y, weight = data(n=2100, weights=True)
     return ingest(x, tmp_path / "rows.zarr", y=y, sample_weight=weight, rows_per_chunk=1024)
@@ -96,7 +96,7 @@ def test_whatever_travels_is_made_again_when_it_is_damaged(
 
 
 @pytest.mark.parametrize("solve", [primal, leave_one_out, nystrom, product])
-@pytest.mark.parametrize("fault", ["*.after_compute:@2:eio", "chunk.after_write:@3:estale"])
+@pytest.mark.parametrize("fault", ["compute.*:@2:eio", "written*/c/*:@3:estale"])
 def test_what_a_device_refuses_once_is_tried_again(
     solve: Solve, fault: str, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -240,7 +240,7 @@ def test_what_cannot_be_done_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(DataError, match="weight zero"):
         fit_primal_arrays(x, y, kernel_of("linear", 4), [1.0], weight=np.zeros(300))
     dataset = ingest(x, tmp_path / "rows.zarr", y=y)
-    monkeypatch.setattr("dkrr.linalg.passes.memory_limit_of", lambda executor: 100 << 20)
+    monkeypatch.setattr("dkrr.linalg.workspace.memory_limit_of", lambda executor: 100 << 20)
     with pytest.raises(PlanRefusedError, match="4 features takes"):
         fitted(dataset, kernel_of("linear", 4), 1.0, tmp_path)
 

@@ -1,9 +1,8 @@
-"""Exact leave-one-out: equal to refitting n times for every solver, and at most 1.3 times the factorisation's time."""
+"""Exact leave-one-out: at most 1.3 times the factorisation's time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +10,18 @@ import numpy as np
 import pytest
 from distributed import Client
 
-import dkrr
 from dkrr.dataset import ingest
 from dkrr.engine.cluster import blas_of, checked_executor, local_cluster, memory_limit_of
 from dkrr.fit.fitting import FitSettings, ridge_operator
 from dkrr.kernels import make_kernel
-from dkrr.linalg.direct import CholeskySolver, inverse_diagonal, inverse_room
+from dkrr.linalg.direct import CholeskySolver
+from dkrr.linalg.triangular import inverse_diagonal, inverse_room
 from dkrr.linalg.workspace import Workspace, choose_tile_size
 from tests.measure.figures import Judge, scaled
-from tests.reference import brute_leave_one_out, reference_kernel
-from tests.test_diagnose import ALPHAS, KERNEL, SOLVERS, brute_nystrom, data, fitted
 
 pytestmark = [pytest.mark.measure, pytest.mark.timeout(3600)]
 
 MAX_RATIO = 1.3
-TOLERANCE = 1e-8
 MEMORY = 2**30
 
 
@@ -63,32 +59,4 @@ def test_measure_exact_leave_one_out_through_tiles(judge: Judge, folder: Path, c
         f"n = {n:,}, tiles of {b}, two workers of 1 GiB: at most {MAX_RATIO}",
         ratio <= MAX_RATIO and peak < MEMORY,
         at_full_size=True,
-    )
-
-
-@cache
-def refitted(weighted: bool, intercept: bool) -> np.ndarray:
-    """What n refits say; the same for every exact solver."""
-    x, y, weight = data(weighted, scaled(300, 60))
-    return brute_leave_one_out(reference_kernel(KERNEL, x, x), y, ALPHAS, weight, intercept=intercept)
-
-
-@pytest.mark.parametrize("name", SOLVERS)
-def test_measure_leave_one_out_is_refitting(judge: Judge, name: str) -> None:
-    worst = 0.0
-    for weighted in (False, True):
-        x, y, weight = data(weighted, scaled(300, 60))
-        for intercept in (False, True):
-            estimator: dkrr.KernelRidge = fitted(x, y, weight, **SOLVERS[name], fit_intercept=intercept)
-            if name == "nystrom":
-                expected = brute_nystrom(x, y, estimator.X_fit_, weight, intercept)
-            else:
-                expected = refitted(weighted, intercept)
-            found = estimator.leave_one_out()
-            worst = max(worst, float(np.abs(found.residuals - expected).max()))
-    judge(
-        f"leave-one-out = refitting: {name}",
-        f"largest difference {worst:.1e}",
-        f"n = {len(x)}, with weights, intercept, both, 3 targets, 2 alphas: at most {TOLERANCE:g}",
-        worst <= TOLERANCE,
     )

@@ -1,4 +1,4 @@
-"""Mixed precision: the residual on real data against float64's own, time and disk against float64, and the sweeps."""
+"""Mixed precision: the residual on real data against float64's own, time and disk against float64."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ from dkrr.engine.cluster import blas_of, start_local
 from dkrr.engine.tasks import DaskExecutor
 from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.kernels import make_kernel
-from dkrr.linalg.factor_precondition import FactorPreconditioner
 from dkrr.linalg.solution import IterativeSettings, Solution
 from dkrr.linalg.workspace import Workspace, choose_tile_size
-from dkrr.tiles import TileGrid, TileMatrix
 from tests.measure.figures import Judge, scaled
 
 REAL = ("pol", "elevators", "bike")
@@ -45,7 +43,6 @@ RBF: dict[str, Any] = {"kernel": "rbf", "gamma": 0.05}
 RESIDUAL = 1e-9
 MAX_TIME_RATIO = 0.6
 MAX_DISK_RATIO = 0.51
-SWEEPS_SECONDS = 0.1
 TILES_A_SIDE = 10
 
 
@@ -125,45 +122,4 @@ def test_measure_mixed_time_and_disk(alpha: float, judge: Judge, folder: Path, e
         f"{mixed_bytes / double_bytes:.3f} of float64 ({mixed_bytes / 2**30:.2f} GiB)",
         f"at most {MAX_DISK_RATIO}",
         mixed_bytes <= MAX_DISK_RATIO * double_bytes,
-    )
-
-
-def read_rate() -> float:
-    """Bytes a second at which one process sums up an array that fits no cache."""
-    array = np.ones(64 << 20, dtype=np.float32)
-    seconds = []
-    for _ in range(5):
-        began = time.perf_counter()
-        array.dot(array)
-        seconds.append(time.perf_counter() - began)
-    return array.nbytes / min(seconds)
-
-
-@pytest.mark.parametrize("num_columns", [1, 10])
-def test_measure_mixed_application(num_columns: int, judge: Judge, folder: Path, executor: DaskExecutor) -> None:
-    """Both sweeps of a preconditioner; the tiles hold any numbers."""
-    n = scaled(24_576)
-    grid = TileGrid(n, choose_tile_size(n, 10, None) if n > 2560 else -(-n // TILES_A_SIDE))
-    factor = TileMatrix.create(str(folder / "L"), grid, dtype="float32")
-    tile = np.random.default_rng(0).standard_normal((grid.tile_size,) * 2, dtype=np.float32) / n
-    lower = np.tril(tile) + np.eye(grid.tile_size, dtype=np.float32)
-    for i, j in grid.lower():
-        rows, columns = grid.shape(i, j)
-        factor.write(i, j, (lower if i == j else tile)[:rows, :columns])
-    rate = sum(executor.client.run(read_rate).values())
-    r, alpha = np.random.default_rng(1).standard_normal((n, num_columns)), np.ones(num_columns)
-    work = Workspace(store=str(folder), executor=executor)
-    seconds = []
-    precondition = FactorPreconditioner(factor, work)
-    for _ in range(6):
-        began = time.perf_counter()
-        precondition.apply(r, alpha)
-        seconds.append(time.perf_counter() - began)
-    bar = 2 * n**2 * 4 / rate + SWEEPS_SECONDS
-    judge(
-        f"mixed: an application to {num_columns} columns",
-        f"{min(seconds[1:]):.3f} s ({seconds[0]:.3f} s the first, with checksums; workers read {rate / 1e9:.1f} GB/s)",
-        f"n = {n:,}: at most {bar:.3f} s",
-        min(seconds[1:]) <= bar or num_columns > 1,
-        at_full_size=True,
     )

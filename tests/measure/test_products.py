@@ -14,9 +14,8 @@ from scipy.spatial.distance import cdist
 from dkrr.dataset import ingest
 from dkrr.engine.cluster import start_local
 from dkrr.kernels import make_kernel
-from dkrr.linalg.gram import rows_of
 from dkrr.linalg.matmul import OperatorProduct
-from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.operators import RidgeOperator, rows_of
 from dkrr.linalg.products import kernel_product
 from dkrr.linalg.workspace import Workspace
 from dkrr.tiles import TileGrid

@@ -22,6 +22,7 @@ do with the target. Cost: one pass over the rows.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,8 +91,8 @@ class Reference:
         )
 
     def finding(self, j: int | np.integer[Any], statistic: str, sentence: str) -> Finding:
-        kind = "feature" if j < self.num_features else "target"
-        return Finding(self.names[int(j)], statistic, f"{kind} {self.names[int(j)]}: {sentence}")
+        kind, name = "feature" if j < self.num_features else "target", self.names[int(j)]
+        return Finding(name, statistic, f"{kind} {name}: {sentence}")
 
     def chance(self, num_rows: int) -> Floats:
         """Relative error of the count of rows that have not the most common value of a column, among m (d + t,)."""
@@ -126,13 +127,15 @@ def compare_rows(reference: Reference, dataset: Dataset, limits: DriftSpec) -> l
     # where a column is constant, nothing is known of what it has to do with a target
     difference[((reference.moving == 0) | (np.ptp(rows, axis=0) == 0))[:d]] = 0.0
     bar = limits.correlation + 4 * noise
-    for j, k in np.argwhere(difference > bar):
-        sentence = (
+    return findings + [
+        reference.finding(
+            j,
+            "correlation",
             f"its correlation with {reference.names[d + k]} differs by {difference[j, k]:.2f} from "
-            f"{reference.correlation[j, k]:.2f} ({bar:.2f} allowed)"
+            f"{reference.correlation[j, k]:.2f} ({bar:.2f} allowed)",
         )
-        findings.append(reference.finding(j, "correlation", sentence))
-    return findings
+        for j, k in np.argwhere(difference > bar)
+    ]
 
 
 def compare_means(reference: Reference, dataset: Dataset, limits: DriftSpec) -> list[Finding]:
@@ -142,38 +145,44 @@ def compare_means(reference: Reference, dataset: Dataset, limits: DriftSpec) -> 
     Cauchy and Schwarz: delta^2 / (delta^2 + std^2), where delta is how far the mean has moved.
     """
     mean, std = _mean_and_std(dataset)
-    findings = _moments(reference, dataset, limits, 0.0, reference.chance(reference.num_rows))
     square = np.square(mean - reference.mean)
     share = np.divide(square, square + np.square(std), out=np.zeros_like(square), where=square > 0)
-    for j in np.flatnonzero((reference.moving == 0) & (share > limits.distance)):
-        sentence = f"it was constant, and has another value in at least {share[j]:.0%} of the rows"
-        findings.append(reference.finding(j, "distance", f"{sentence} ({limits.distance:.0%} allowed)"))
-    return findings
+    return _moments(reference, dataset, limits, 0.0, reference.chance(reference.num_rows)) + [
+        reference.finding(
+            j,
+            "distance",
+            f"it was constant, and has another value in at least {share[j]:.0%} of the rows "
+            f"({limits.distance:.0%} allowed)",
+        )
+        for j in np.flatnonzero((reference.moving == 0) & (share > limits.distance))
+    ]
 
 
 def _moments(reference: Reference, dataset: Dataset, limits: DriftSpec, noise: float, chance: Floats) -> list[Finding]:
     mean, std = _mean_and_std(dataset)
-    findings = []
-    shift = np.abs(mean - reference.mean) / reference.std
-    bar = limits.shift + 4 * chance
-    for j in np.flatnonzero(~(shift <= bar)):
-        sentence = (
+    shift, most = np.abs(mean - reference.mean) / reference.std, limits.shift + 4 * chance
+    findings = [
+        reference.finding(
+            j,
+            "shift",
             f"its mean is {mean[j]:.6g}, {shift[j]:.3g} standard deviations from {reference.mean[j]:.6g} "
-            f"({bar[j]:.3g} allowed)"
+            f"({most[j]:.3g} allowed)",
         )
-        findings.append(reference.finding(j, "shift", sentence))
+        for j in np.flatnonzero(~(shift <= most))
+    ]
     if dataset.num_rows < LEAST_ROWS:
         return findings
-    ratio = std / reference.std
-    bar = limits.scale * (1 + 4 * chance)
+    ratio, bar = std / reference.std, limits.scale * (1 + 4 * chance)
     may_stand_still = (std == 0) & (reference.moving <= limits.distance + 2 * noise)
-    for j in np.flatnonzero(~((ratio <= bar) & ((ratio >= 1 / bar) | may_stand_still))):
-        sentence = (
+    return findings + [
+        reference.finding(
+            j,
+            "scale",
             f"its standard deviation is {std[j]:.6g}, {ratio[j]:.3g} times the {reference.std[j]:.6g} of before "
-            f"({1 / bar[j]:.3g} to {bar[j]:.3g} allowed)"
+            f"({1 / bar[j]:.3g} to {bar[j]:.3g} allowed)",
         )
-        findings.append(reference.finding(j, "scale", sentence))
-    return findings
+        for j in np.flatnonzero(~((ratio <= bar) & ((ratio >= 1 / bar) | may_stand_still)))
+    ]
 
 
 def _mean_and_std(dataset: Dataset) -> tuple[Floats, Floats]:
@@ -182,14 +191,19 @@ def _mean_and_std(dataset: Dataset) -> tuple[Floats, Floats]:
     return np.concatenate([dataset.x_mean, dataset.y_mean]), np.concatenate(stds)
 
 
+def rows_of(dataset: Dataset, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, Floats]]:
+    """The rows from ``start`` to ``stop``, X and y side by side, in blocks: (first row, block)."""
+    arrays = [array for array in (dataset.X, dataset.y) if array is not None]
+    for first, last in dataset.X.blocks():
+        low, high = max(first, start), min(last, dataset.num_rows if stop is None else stop)
+        if low < high:
+            yield low, np.column_stack([array.read(low, high) for array in arrays])
+
+
 def _sample(dataset: Dataset) -> Floats:
     """About 20,000 rows of X and y side by side, the same ones each time."""
     share = min(1.0, SAMPLE_ROWS / dataset.num_rows)
-    arrays = [array for array in (dataset.X, dataset.y) if array is not None]
-    parts = []
-    for start, stop in dataset.X.blocks():
-        chosen = row_hash_fraction(start, stop, share, seed=1)
-        parts.append(np.hstack([array.read(start, stop)[chosen] for array in arrays]))
+    parts = [rows[row_hash_fraction(at, at + len(rows), share, seed=1)] for at, rows in rows_of(dataset)]
     return np.concatenate(parts)
 
 

@@ -18,6 +18,7 @@ file had, what was refused and by which rules, and which generations are gone.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -31,16 +32,14 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, Generation, ingest, open_dataset, read_mask, row_hash_fraction
 from dkrr.dataset.dataset import pack, unpack
-from dkrr.dataset.destination import inspect
+from dkrr.dataset.writer import inspect
 from dkrr.errors import DataError, InterruptedRunError, ParameterError, StoreError, StoreMismatchError
 from dkrr.jobs.prepare import check_columns
-from dkrr.jobs.retrain.deliveries import Delivery, content_hash, deliveries
-from dkrr.jobs.retrain.drift import Reference, compare_rows
-from dkrr.jobs.retrain.spec import RetrainSpec
+from dkrr.jobs.retrain.drift import Reference, compare_rows, rows_of
+from dkrr.jobs.retrain.spec import Delivery, RetrainSpec
 from dkrr.jobs.run_directory import RunDirectory, utc_now
 from dkrr.store.documents import plain
-from dkrr.store.failpoints import failpoint
-from dkrr.store.files import children, join, json_bytes, place, remove_array
+from dkrr.store.files import children, join, json_bytes, parse_json, place, remove_array
 
 logger = logging.getLogger("dkrr.retrain")
 
@@ -50,6 +49,8 @@ PREFIX = 12  # characters of the hash of a batch that are in the label of its ge
 _LABEL = re.compile(rf"(.+) ([0-9a-f]{{{PREFIX}}})")
 # rows come again if more than this share of them is known, beyond what comes again by chance
 MOST_AGAIN = 0.1
+# different rows that have to be held out on average before rows alike are held out together
+MIN_ALIKE = 10
 
 Mask = NDArray[np.bool_]
 Hashes = NDArray[np.uint64]
@@ -91,14 +92,6 @@ def digests(dataset: Dataset) -> list[Any]:
     return [dataset.num_rows, dataset.digest, dataset.digest_y, dataset.digest_weight]
 
 
-def held_out_bytes(spec: RetrainSpec) -> Any:
-    """What tells held-out rows in a file of their own from others: the bytes of the file, which are read."""
-    path = spec.holdout.path
-    if path is None or path.startswith(("sklearn:", "generate:")):
-        return path
-    return [path, [[found.name, content_hash(found)] for found in deliveries(path)]]
-
-
 class History:
     """The decisions about the rows of a retrain job, as its directory has them.
 
@@ -112,40 +105,42 @@ class History:
         self.spec, self.is_dry = spec, scratch is not None
         self.directory = RunDirectory(spec.directory)
         self.scratch = scratch or join(spec.directory, "staged")
-        document = self.directory.read(BATCHES) or {}
-        self.files: dict[str, Any] = document.get("files", {})
-        self.refused: dict[str, Any] = document.get("refused", {})
-        self.gone: list[int] | None = document.get("gone")
+        document = {"files": {}, "refused": {}, "gone": None, "labels": {}} | (self.directory.read(BATCHES) or {})
+        self.files: dict[str, Any] = document["files"]
+        self.refused: dict[str, Any] = document["refused"]
+        self.gone: list[int] | None = document["gone"]
         found = self.directory.read("reference.json")
         self.reference = None if found is None else Reference(found)
         self.batches: dict[str, tuple[str, int]] = {}  # name and generation, by the beginning of the hash
         self.labels: dict[int, str | None] = {}
         self._known: dict[int, KnownRows] = {}
-        names, labels = children(join(spec.directory, "holdout")), document.get("labels", {})
-        for number in sorted(int(name[:-5]) for name in names if name.endswith(".json")):
-            self._note(number, labels[str(number)] if str(number) in labels else self._decision(number)["label"])
+        for number in (int(name[:-5]) for name in children(join(spec.directory, "holdout")) if name.endswith(".json")):
+            known = document["labels"]
+            self._note(number, known[str(number)] if str(number) in known else self._decision(number)["label"])
 
     def _note(self, number: int, label: str | None) -> None:
         self.labels[number] = label
         if named := _LABEL.fullmatch(label or ""):
             self.batches[named[2]] = named[1], number
 
-    def write(self, stage: str = "memo") -> None:
+    def write(self) -> None:
         """Replace ``batches.json``, at the end of a stage."""
-        failpoint(f"retrain.{stage}.before_record")
         if not self.is_dry:
             document = {"files": self.files, "refused": self.refused, "gone": self.gone, "labels": self.labels}
             self.directory.write(BATCHES, plain(document))
-        failpoint(f"retrain.{stage}.after_record")
 
     def _path(self, number: int, suffix: str) -> str:
         return f"holdout/{number:06d}{suffix}"
 
+    def _kept(self, number: int, suffix: str) -> bytes:
+        data = self.directory.read_bytes(name := self._path(number, suffix))
+        if data is None:
+            raise StoreError(f"{name} of {self.directory.location} is gone: it tells rows again", hint="restore it")
+        return data
+
     def _decision(self, number: int) -> dict[str, Any]:
-        found = self.directory.read(self._path(number, ".json"))
-        if found is None:
-            raise StoreError(f"{self._path(number, '.json')} of {self.directory.location} is gone", hint="restore it")
-        return found
+        found = self._kept(number, ".json")
+        return dict(parse_json(found, self.directory.location, self._path(number, ".json")))
 
     def known_rows(self, dataset: Dataset | None = None) -> list[KnownRows]:
         """The rows of every generation that was decided about, and those of a data set; 8 bytes a row are read.
@@ -156,11 +151,9 @@ class History:
             The hashes of a generation are gone.
         """
         for number in self.labels.keys() - self._known.keys():
-            document, data = self._decision(number), self.directory.read_bytes(name := self._path(number, ".npy"))
-            if data is None:
-                raise StoreError(f"{name} of {self.directory.location} is gone: it tells rows again", hint="restore it")
+            document, hashes = self._decision(number), np.load(io.BytesIO(self._kept(number, ".npy")))
             held_out, kept = (unpack(document[key], document["num_rows"]) for key in ("held_out", "kept"))
-            self._known[number] = KnownRows(number, document["label"], np.load(io.BytesIO(data)), held_out[kept])
+            self._known[number] = KnownRows(number, document["label"], hashes, held_out[kept])
         found = [self._known[number] for number in sorted(self._known)]
         if dataset is not None:
             for item in (item for item in dataset.generations if item.number not in self.labels):
@@ -224,11 +217,16 @@ class History:
         elif holdout.mask is not None:
             mask = self._marked(dataset, generation)
         hashes, before = _row_hashes(dataset, generation.start, generation.n), self.known_rows()
+        mask = np.array(mask)
+        if holdout.fraction is not None:
+            # rows alike are held out together, where they are not so few that chance rules
+            values, first_of, of = np.unique(hashes, return_index=True, return_inverse=True)
+            if len(values) * holdout.fraction >= MIN_ALIKE:
+                mask[kept] = mask[kept][first_of][of]
         known = np.concatenate([np.zeros(0, np.uint64), *(item.hashes for item in before)])
         seen = np.concatenate([np.zeros(0, np.uint64), *(item.hashes[~item.held_out] for item in before)])
         # no fit sees a row that was held out; one that a fit may have seen judges none, unless it is there by chance
         stays = np.isin(hashes, known) & ~np.isin(hashes, seen)
-        mask = np.array(mask)
         mask[kept] |= stays
         if _come_again(hashes, before, most=0.0):
             mask[kept] &= stays | ~np.isin(hashes, seen)
@@ -255,7 +253,7 @@ class History:
             No file has these rows: which of them are held out is not known.
         """
         m, hashes = len(generation.kept), _row_hashes(dataset, generation.start, generation.n)
-        label, found = generation.label or "", self.deliveries()
+        label, found = generation.label or "", self.spec.deliveries()
         if self.spec.initial is not None:
             found.insert(0, Delivery(INITIAL, self.spec.initial, None))
         for delivery in sorted(found, key=lambda item: item.name not in (label, label.rpartition(" ")[0])):
@@ -292,10 +290,6 @@ class History:
 
     # --- batches ------------------------------------------------------------------------------------------------------
 
-    def deliveries(self) -> list[Delivery]:
-        """The files that may hold batches, by name."""
-        return deliveries(self.spec.retrain.incoming, self.spec.own_files)
-
     def rules(self, dataset: Dataset | None) -> Rules:
         """What a verdict depends on, besides the batch: a hash, and the generations that were dropped by hand.
 
@@ -306,7 +300,7 @@ class History:
             spec.drift.model_dump(),
             spec.job.data.options(),
             spec.job.data.one_hot,
-            spec.holdout.mask if spec.holdout.path is None else held_out_bytes(spec),
+            spec.holdout.mask if spec.holdout.path is None else spec.held_out_bytes(),
             None if self.reference is None else self.reference.document,
         )
         return found, sorted(self.labels.keys() - self._not_again(dataset))
@@ -336,19 +330,17 @@ class History:
         """The hash of a delivery, which is read unless it is known and has not changed."""
         known = self.files.get(delivery.name)
         if known is None or known["state"] != delivery.state:
-            failpoint("retrain.stage.before")
-            known = self.files[delivery.name] = {"key": content_hash(delivery), "state": delivery.state}
-            self.write("stage")
+            known = self.files[delivery.name] = {"key": delivery.content_hash(), "state": delivery.state}
+            self.write()
         return str(known["key"])
 
     def validate(self, delivery: Delivery, key: str, dataset: Dataset | None, rules: Rules) -> Dataset | None:
         """The rows of a batch that is accepted, as a data set of their own; None for others, which are noted."""
-        failpoint("retrain.validate.before")
-        spec, staged = self.spec, None
+        spec, staged, stage = self.spec, None, "validate"
+        reasons: list[str] | None = []
         # one file that is written anew each night is another batch each night; in a folder a name is a batch
         named = [number for name, number in self.batches.values() if name == delivery.name]
         named += [1 for item in self.refused.values() if item["judged_by"] is None and item["name"] == delivery.name]
-        stage, is_first, reasons = "validate", False, []
         if named and delivery.location != spec.retrain.incoming:
             stage = "stage"
             reasons = [
@@ -360,31 +352,31 @@ class History:
                 staged = self.read(delivery.location, key[:PREFIX], dataset)
                 if spec.holdout.mask is not None and not spec.holdout.mask_is_file:
                     self._mask_column(delivery.location, len(staged.kept))
-                is_first, reasons = self._doubled(staged, dataset)
+                reasons = self._doubled(staged, dataset)
+                if reasons == [] and self.reference is not None:
+                    reasons = [finding.sentence for finding in compare_rows(self.reference, staged, spec.drift)]
             except (DataError, ParameterError) as exc:
                 reasons = [exc.message]
-            if content_hash(delivery) != key:
+            if delivery.content_hash() != key:
                 self.forget(key)
                 raise InterruptedRunError(f"{delivery.location} was changed while it was read", hint="start again")
-            if staged is not None and not is_first and not reasons and self.reference is not None:
-                reasons = [finding.sentence for finding in compare_rows(self.reference, staged, spec.drift)]
         self.refused.pop(key, None)
-        if is_first or reasons:
+        if reasons != []:
             self.refused[key] = {
                 "name": delivery.name,
-                "judged_by": None if is_first else rules,
+                "judged_by": None if reasons is None else rules,
                 "stage": stage,
                 "num_rows": None if staged is None else staged.num_rows,
-                "reasons": reasons,
-                "told": is_first,
+                "reasons": reasons or [],
+                "told": reasons is None,
                 "at": utc_now(),
             }
             self.forget(key)
-        self.write("validate")
-        return None if is_first or reasons else staged
+        self.write()
+        return staged if reasons == [] else None
 
-    def _doubled(self, staged: Dataset, dataset: Dataset | None) -> tuple[bool, list[str]]:
-        """Whether rows are the first rows, delivered as well, which is no news, and why they must not come again."""
+    def _doubled(self, staged: Dataset, dataset: Dataset | None) -> list[str] | None:
+        """Why rows must not come again; None for the first rows, delivered as well, which is no news."""
         mine, data, m = _row_hashes(staged), self.spec.retrain.data, f"{staged.num_rows:,}"
         twice = "a second time they would be held out and trained on"
         present, not_again = _numbers(dataset), self._not_again(dataset)
@@ -392,41 +384,31 @@ class History:
         for item in known:
             if np.array_equal(item.hashes, mine):
                 if item.label == INITIAL:
-                    return True, []
+                    return None
                 label = f" ({item.label})" if item.label else ""
                 has = "has" if item.number in present else "had, and its window has left behind"
                 remedy = "take the file away" + (", or drop the generation" if item.number in present else "")
                 reason = f"its {m} rows are those of generation {item.number}{label}, which {data} {has}"
-                return False, [f"{reason}: {twice}; {remedy}"]
+                return [f"{reason}: {twice}; {remedy}"]
         if again := _come_again(mine, known):
             were = ", or were until its window left them behind" if not_again - present else ""
-            return False, [
-                f"{again:,} of its {m} rows are in {data} already{were}: {twice}; deliver those that are new"
-            ]
-        own = KnownRows(0, None, mine, np.zeros(len(mine), dtype=bool))
-        seen = self.held_out_again(staged, [own])
-        return False, [f"it has {seen}, which are never added; deliver it without them"] if seen else []
+            return [f"{again:,} of its {m} rows are in {data} already{were}: {twice}; deliver those that are new"]
+        seen = self.held_out_again(staged, [KnownRows(0, None, mine, np.zeros(len(mine), dtype=bool))])
+        return [f"it has {seen}, which are never added; deliver it without them"] if seen else []
 
-    def append(self, name: str, key: str, staged: Dataset, dataset: Dataset | None) -> Dataset:
-        """Add a batch to the data set as one generation, decide about its rows; done once, whatever is interrupted."""
-        key = key[:PREFIX]
+    def append(self, name: str, key: str, rows: Dataset | str, dataset: Dataset | None) -> Dataset:
+        """Add rows to the data set as one generation, decide about them; done once, whatever is interrupted.
+
+        The first rows (:data:`INITIAL`) are read where they are; the data set is made of them.
+        """
+        key, options = key[:PREFIX], self._options(None) if isinstance(rows, str) else {}
         if self.is_dry:
             self.batches[key] = name, 0
-            return dataset or staged
-        failpoint("retrain.append.before")
-        dataset = ingest(staged, self.spec.retrain.data, append=True, label=f"{name} {key}")
+            return dataset or (self._first_rows() if isinstance(rows, str) else rows)
+        dataset = ingest(rows, self.spec.retrain.data, append=True, label=f"{name} {key}".rstrip(), **options)
         self.held_out(dataset)
-        self.write("append")
+        self.write()
         self.forget(key)
-        return dataset
-
-    def begin(self) -> Dataset:
-        """Make the data set from ``[data] path``; again after an interruption, with the same result."""
-        if self.is_dry:
-            return self._first_rows()
-        options = self._options(None)
-        dataset = ingest(self.spec.initial, self.spec.retrain.data, append=True, label=INITIAL, **options)
-        self.held_out(dataset)
         return dataset
 
     def note_gone(self, dataset: Dataset) -> None:
@@ -450,7 +432,7 @@ class History:
         missing : list of str
         """
         lost = self.lost(dataset)
-        there = {content_hash(found)[:PREFIX]: found.location for found in (self.deliveries() if lost else [])}
+        there = {found.content_hash()[:PREFIX]: found.location for found in (self.spec.deliveries() if lost else [])}
         found, missing = [], []
         for number in lost:
             document, label = self._decision(number), self.labels[number] or ""
@@ -465,10 +447,9 @@ class History:
         return found, missing
 
     def _first_rows_have(self, digest: str) -> bool:
-        try:
+        with contextlib.suppress(DataError, StoreError):
             return self._first_rows().digest == digest
-        except (DataError, StoreError):
-            return False
+        return False
 
     def _first_rows(self) -> Dataset:
         return self.read(str(self.spec.initial), INITIAL, None, label=INITIAL)
@@ -499,16 +480,10 @@ def _numbers(dataset: Dataset | None) -> set[int]:
 
 def _row_hashes(dataset: Dataset, start: int = 0, stop: int | None = None) -> Hashes:
     """A number for each row that tells its features and targets from others (m,)."""
-    stop = dataset.num_rows if stop is None else stop
     parts = [np.zeros(0, dtype=np.uint64)]
-    for first, last in dataset.X.blocks():
-        low, high = max(first, start), min(last, stop)
-        if low >= high:
-            continue
-        columns = [part.read(low, high) for part in (dataset.X, dataset.y) if part is not None]
-        bits = np.ascontiguousarray(np.column_stack(columns) + 0.0).view(np.uint64)  # 0.0 and -0.0 are the same number
-        total = np.zeros(len(bits), dtype=np.uint64)
-        for column in bits.T:
+    for _, rows in rows_of(dataset, start, stop):
+        total = np.zeros(len(rows), dtype=np.uint64)
+        for column in (rows + 0.0).view(np.uint64).T:  # 0.0 and -0.0 are the same number
             total = (total ^ (column >> np.uint64(29)) ^ column) * np.uint64(0x9E3779B97F4A7C15)
             total ^= total >> np.uint64(32)
         parts.append(total)

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dkrr.errors import ParameterError
 from dkrr.jobs.registry import NamedModel
-from dkrr.jobs.retrain.report import RetrainSummary
 from dkrr.jobs.retrain.spec import MlflowSpec
 from dkrr.models.model import Model, load_model
 from dkrr.store.files import is_url
+
+if TYPE_CHECKING:
+    from dkrr.jobs.retrain.run import RetrainSummary
 
 logger = logging.getLogger("dkrr.retrain")
 
@@ -87,11 +90,11 @@ def _log(mlflow: Any, spec: MlflowSpec, summary: RetrainSummary, named: NamedMod
         return str(run.info.run_id)
 
 
+@dataclass
 class Predictor:
     """What ``mlflow.pyfunc.load_model`` wraps: a model.zarr with MLflow's ``predict``."""
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    model: Model
 
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> Any:
         """Predictions for rows of features: a data frame with the model's columns, or an array."""
@@ -112,8 +115,7 @@ def _metrics(summary: RetrainSummary) -> dict[str, float]:
         "seconds": summary.fit.get("seconds"),
     }
     score = summary.fit.get("score") or {}
-    for name in ("rmse", "r2", "pinball"):
-        values = score.get(name) or []
-        found[name] = sum(values) / len(values) if values and None not in values else None
-    found |= {name: score.get(name) for name in ("accuracy", "balanced_accuracy", "log_loss")}
-    return {name: float(value) for name, value in found.items() if value is not None}
+    found |= {name: score.get(name) for name in ("rmse", "r2", "pinball", "accuracy", "balanced_accuracy", "log_loss")}
+    # of several targets the mean; what was not finite became None
+    values = {name: value if isinstance(value, list) else [value] for name, value in found.items()}
+    return {name: float(np.mean(items)) for name, items in values.items() if items and None not in items}

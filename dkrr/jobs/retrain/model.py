@@ -4,6 +4,10 @@ A stage that is done is a document whose name is a hash of its inputs (:func:`st
 after any interruption does what is missing and nothing else. A fit is an ordinary job on the rows that are not held
 out; its run is named by the same hash, so one that was interrupted is found and continued. All fits of a model share
 one store, where each looks for the factor of the one before.
+
+The gate: both models, the new one and that in production, predict the same held-out rows, each with its own scaling,
+and are compared in the target's units. Neither has seen those rows, in any fit. A gate does not trust: every check says
+what was seen and what was allowed, and all of them must pass.
 """
 
 from __future__ import annotations
@@ -11,12 +15,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import math
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,21 +33,21 @@ from dkrr.jobs.monitor import Monitor
 from dkrr.jobs.predict import executor_of_size
 from dkrr.jobs.prepare import prepare
 from dkrr.jobs.registry import NamedModel
-from dkrr.jobs.retrain.drift import compare_means
-from dkrr.jobs.retrain.gate import enough_rows, judge, score_of
-from dkrr.jobs.retrain.history import LAST, History, digests, hash_of, held_out_bytes
-from dkrr.jobs.retrain.report import RetrainSummary
-from dkrr.jobs.retrain.spec import RetrainSpec
+from dkrr.jobs.retrain.drift import Finding, compare_means
+from dkrr.jobs.retrain.history import LAST, History, digests, hash_of
+from dkrr.jobs.retrain.spec import GateSpec, RetrainSpec
 from dkrr.jobs.run import drive_job, job_executor
 from dkrr.jobs.run_directory import RunDirectory, utc_now
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.tune import tune_job
 from dkrr.models.model import load_model
-from dkrr.models.prediction import score_dataset
+from dkrr.models.prediction import LOWER_IS_BETTER, Score, score_dataset
 from dkrr.store.documents import plain
-from dkrr.store.failpoints import failpoint
 from dkrr.store.files import children, join, name_of, note_user
 from dkrr.store.interruption import fence_holder
+
+if TYPE_CHECKING:
+    from dkrr.jobs.retrain.run import RetrainSummary
 
 PROMOTIONS = 3  # how often a model is judged anew because another one came into production meanwhile
 
@@ -68,15 +73,12 @@ def step(
     found = (directory.read(document) or {}).get("result", {})
     if work is None or (found and is_there(found)):
         return dict(found)
-    failpoint(f"retrain.{name}.before")
     began = time.perf_counter()
     result = plain(work())
-    failpoint(f"retrain.{name}.before_record")
     seconds = round(time.perf_counter() - began, 3)
     directory.write(
         document, {"stage": name, "inputs": plain(inputs), "result": result, "seconds": seconds, "at": utc_now()}
     )
-    failpoint(f"retrain.{name}.after_record")
     return dict(result)
 
 
@@ -104,7 +106,7 @@ def improve(
     held_out, mask_path, mask_digest = int(np.count_nonzero(mask)), None, ""
     if spec.holdout.path is None and held_out < spec.gate.min_rows:
         check = enough_rows(spec.gate, held_out)
-        _note_checks(summary, [check._replace(sentence=f"{check.sentence}; nothing was fitted")._asdict()])
+        summary.checks = [check._replace(sentence=f"{check.sentence}; nothing was fitted")._asdict()]
     else:
         if held_out:  # also those of an earlier [holdout], where rows of their own judge now
             mask_path, mask_digest = _save_mask(directory, mask, dataset.kept)
@@ -119,7 +121,7 @@ def improve(
             model = step(directory, "search", {"tick": tick}, lambda: _search(search, monitor))["model"]
         inputs = {
             "rows": digests(dataset),
-            "held_out": [mask_digest, held_out_bytes(spec)],
+            "held_out": [mask_digest, spec.held_out_bytes()],
             "standardize": spec.job.data.standardize,
             "model": model,
             "solver": spec.job.to_dict()["solver"],
@@ -139,22 +141,17 @@ def improve(
         summary.version, summary.num_rows, summary.fit = str(fit["version"]), fit["num_rows"], fit
         # from here on nobody with an earlier lease moves an alias
         named.fence(lease_epoch)
-        for number in range(PROMOTIONS):
+        for left in reversed(range(PROMOTIONS)):
             try:
-                checks = _judge(history, dataset, job, key, fit, named, lease_epoch, monitor)
+                summary.checks = _judge(history, dataset, job, key, fit, named, lease_epoch, monitor)
                 break
             except LockedError:
                 monitor.check()
-                if number + 1 == PROMOTIONS:
+                if not left:
                     raise
         summary.outcome = "promoted"
-        _note_checks(summary, checks)
+    summary.reasons.extend(check["sentence"] for check in summary.checks if not check["passed"])
     return {"given": given, "model": model, "fits_since_search": 0 if summary.searched else since, "tick": tick}
-
-
-def _note_checks(summary: RetrainSummary, checks: list[dict[str, Any]]) -> None:
-    summary.checks = checks
-    summary.reasons.extend(check["sentence"] for check in checks if not check["passed"])
 
 
 def _save_mask(directory: RunDirectory, held_out: NDArray[np.bool_], kept: NDArray[np.bool_]) -> tuple[str, str]:
@@ -172,22 +169,20 @@ def _save_mask(directory: RunDirectory, held_out: NDArray[np.bool_], kept: NDArr
 def _job(spec: RetrainSpec, model: dict[str, Any], mask_path: str | None, run: str, tune: Any) -> JobSpec:
     """The job that fits the data set as it is now."""
     document = spec.job.to_dict()
-    document.pop("tune", None)
-    evaluate = {
-        name: value
-        for name, value in document.get("evaluate", {}).items()
-        if name not in ("path", "mask", "mask_column", "fraction")
-    }
-    given = {"mask": mask_path, "path": spec.holdout.path, "metric": spec.gate.metric}
-    document["evaluate"] = evaluate | {name: value for name, value in given.items() if value is not None}
+    held_out = {"path": spec.holdout.path, "mask": mask_path, "mask_column": None, "fraction": None}
+    metric = {} if spec.gate.metric is None else {"metric": spec.gate.metric}
+    evaluate = document.get("evaluate", {}) | held_out | metric
     # of [data] standardize is about the rows of a data set, the rest about files: so are held-out rows of their own
     data = {name: value for name, value in document["data"].items() if name == "standardize" or spec.holdout.path}
-    document["data"] = {**data, "path": spec.retrain.data}
-    document["model"] = model
     runs = RunDirectory(spec.directory).path(f"runs/{run}")
-    document["output"] = {"directory": runs, "store": spec.store, "keep": spec.job.output.keep}
-    job = JobSpec.from_dict(document)
-    return job if tune is None else job.model_copy(update={"tune": tune})
+    document |= {
+        "evaluate": {name: value for name, value in evaluate.items() if value is not None},
+        "data": {**data, "path": spec.retrain.data},
+        "model": model,
+        "output": {"directory": runs, "store": spec.store, "keep": spec.job.output.keep},
+    }
+    document.pop("tune", None)
+    return JobSpec.from_dict(document).model_copy(update={"tune": tune})
 
 
 def _search(job: JobSpec, progress: Progress | None) -> dict[str, Any]:
@@ -225,10 +220,10 @@ def _fit(
         raise InterruptedRunError(f"{dataset.path} was changed before the fit had opened it", hint="start again")
     note_user(spec.store, spec.retrain.registry)
     same = ("solver", "precision", "converged", "relative_residual", "backward_error", "message")
-    found = {name: result[name] for name in same}
-    found |= {name: result["plan"][name] for name in ("num_rows", "alpha")}
-    found |= {name: result.get(name) for name in ("reused", "score", "metric")}
-    found |= {
+    found = {
+        **{name: result[name] for name in same},
+        **{name: result["plan"][name] for name in ("num_rows", "alpha")},
+        **{name: result.get(name) for name in ("reused", "score", "metric")},
         "run": directory.location,
         "gap": [certificate["gap"] for certificate in result.get("certificates") or []],
         "seconds": result["seconds"].get("total"),
@@ -296,9 +291,7 @@ def _judge(
     checks = step(history.directory, "gate", gate_inputs(production), judged)["checks"]
     if all(check["passed"] for check in checks):
         monitor.phase("promote")
-        failpoint("retrain.promote.before")
         named.promote(version, expected=production, lease_epoch=lease_epoch, why="retrain")
-        failpoint("retrain.promote.after")
     return list(checks)
 
 
@@ -312,3 +305,99 @@ def forget_runs(directory: RunDirectory, run: str) -> None:
         for name in children(folder) if run else []:
             if name != name_of(run):
                 RunDirectory(join(folder, name)).remove_all()
+
+
+# --- the gate ---------------------------------------------------------------------------------------------------------
+
+
+class Check(NamedTuple):
+    """One thing that must hold: whether it does, and a sentence with what was seen and allowed."""
+
+    name: str
+    passed: bool
+    sentence: str
+
+
+def judge(
+    gate: GateSpec, fit: dict[str, Any], scores: dict[str, Any], production: str | None, drift: list[Finding]
+) -> list[Check]:
+    """The checks of a gate.
+
+    Parameters
+    ----------
+    fit
+        ``relative_residual``, or ``gap`` of another loss than the square, per target, and ``converged``.
+    scores
+        ``num_rows`` of the held-out rows, and scores of the ``candidate`` and of what is in ``production``, or None.
+    production
+        The version that is compared with.
+    drift
+        What is beyond its limit in the statistics of the whole data set.
+    """
+    num_rows, candidate = int(scores["num_rows"]), score_of(scores["candidate"])
+    figure, values = ("duality gap", fit["gap"]) if fit.get("gap") else ("relative residual", fit["relative_residual"])
+    worst = max((_number(value, math.inf) for value in values), default=math.inf)
+    metric = gate.metric or ("log_loss" if candidate.log_loss is not None else candidate.metric)
+    columns = ", ".join(sorted({finding.column for finding in drift}))
+    checks = [
+        enough_rows(gate, num_rows),
+        Check(
+            "residual",
+            bool(fit["converged"]) and worst <= gate.max_residual,
+            f"{figure} {worst:.2g}, at most {gate.max_residual:.2g} allowed"
+            + ("" if fit["converged"] else "; the solver did not converge"),
+        ),
+        _against_constant(gate, metric, candidate),
+    ]
+    if scores["production"] is not None:
+        new, old = candidate.value(metric), score_of(scores["production"]).value(metric)
+        is_lower = metric in LOWER_IS_BETTER
+        bar = old * (1 + gate.tolerance) if is_lower else old - gate.tolerance
+        sentence = (
+            f"{metric} {new:.6g} on {candidate.num_rows:,} held-out rows, {old:.6g} of {production} in production, "
+            f"at {'most' if is_lower else 'least'} {bar:.6g} allowed"
+        )
+        checks.append(Check("score", new <= bar if is_lower else new >= bar, sentence))
+    sentence = f"the data set has drifted in {columns}: " + "; ".join(finding.sentence for finding in drift[:3])
+    checks.append(Check("drift", not drift, sentence if drift else "the data set is like the frozen one"))
+    return checks
+
+
+def enough_rows(gate: GateSpec, num_rows: int) -> Check:
+    """Whether there are enough held-out rows to judge by."""
+    sentence = f"{num_rows:,} held-out rows, at least {gate.min_rows:,} needed to judge"
+    return Check("held-out rows", num_rows >= gate.min_rows, sentence)
+
+
+def _against_constant(gate: GateSpec, metric: str, candidate: Score) -> Check:
+    """Whether something was learnt: r2, or the same of another metric, by which the best constant has 0."""
+    constant = (candidate.of_constant or {}).get(metric)
+    if constant is not None:
+        best = 0.0 if metric in LOWER_IS_BETTER else 1.0
+        gained = 1.0 - (best - candidate.value(metric)) / (best - constant) if constant != best else -math.inf
+        return Check(
+            "better than a constant",
+            gained > gate.min_r2,
+            f"{metric} {candidate.value(metric):.4g} on held-out rows, {constant:.4g} of the best constant: "
+            f"{gained:.4g} of what is between it and {best:g} is gained, more than {gate.min_r2:g} needed",
+        )
+    # a class that no held-out row has tells nothing
+    values = [candidate.value("r2")] if metric.endswith("accuracy") else candidate.r2
+    r2 = min(_number(value, -math.inf) for value in values)
+    return Check(
+        "better than the mean",
+        r2 > gate.min_r2,
+        f"r2 {r2:.4g} on held-out rows, more than {gate.min_r2:g} needed"
+        + ("" if r2 > 0 else "; the mean of the targets predicts them as well: nothing was learnt that holds"),
+    )
+
+
+def score_of(record: dict[str, Any]) -> Score:
+    """A score as a record has it: what was not finite became None."""
+    lists = {name: value for name, value in record.items() if isinstance(value, list)}
+    return Score(**record | {name: [_number(item, math.nan) for item in value] for name, value in lists.items()})
+
+
+def _number(value: Any, otherwise: float) -> float:
+    """A figure of a record, where what is not finite became None."""
+    return otherwise if value is None or not math.isfinite(value) else float(value)

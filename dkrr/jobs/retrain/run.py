@@ -11,19 +11,19 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dkrr.dataset import Dataset, drop_generations, keep_last
-from dkrr.dataset.destination import check_outside
+from dkrr.dataset.writer import check_outside
 from dkrr.errors import RefusedError, StoreError
 from dkrr.jobs.registry import ModelRegistry, NamedModel
-from dkrr.jobs.retrain.history import INITIAL, LAST, History, digests, hash_of, held_out_bytes, open_rows
-from dkrr.jobs.retrain.report import DRY_RUN, RetrainSummary
+from dkrr.jobs.retrain.history import INITIAL, LAST, History, digests, hash_of, open_rows
 from dkrr.jobs.retrain.spec import RetrainSpec
 from dkrr.jobs.run_directory import RunDirectory, may_hold
+from dkrr.jobs.tables import reused_rows
 from dkrr.store.documents import plain
-from dkrr.store.failpoints import failpoint
 from dkrr.store.files import json_bytes, remove_array
 
 if TYPE_CHECKING:
@@ -31,6 +31,78 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger("dkrr.retrain")
+
+DRY_RUN = "dry run"
+
+
+@dataclass(kw_only=True)
+class RetrainSummary:
+    """One tick of a retrain job.
+
+    Parameters
+    ----------
+    outcome
+        "promoted"; "refused" (a batch, the model, or both); "kept" (a batch was added, and the data set is what it was
+        judged as before); "nothing new"; "dry run" (nothing was done, and what is said of batches would be).
+    production
+        The version that is served now.
+    version
+        The one that was fitted, if one was.
+    batches
+        Name, outcome ("appended", "refused" or, in a dry run, "missing"), rows and reasons of each batch that was new.
+    checks
+        What the gate found.
+    reasons
+        Why something was refused.
+    """
+
+    name: str
+    outcome: str = "nothing new"
+    production: str | None = None
+    version: str | None = None
+    num_rows: int | None = None
+    batches: list[dict[str, Any]] = field(default_factory=list)
+    checks: list[dict[str, Any]] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    fit: dict[str, Any] = field(default_factory=dict)
+    searched: bool = False
+    seconds: float = 0.0
+    report: str = ""
+
+    def add_batch(
+        self, name: str, outcome: str, stage: str | None, num_rows: int | None, reasons: list[str] | None = None
+    ) -> None:
+        """What became of a batch."""
+        found = {"name": name, "outcome": outcome, "stage": stage, "num_rows": num_rows, "reasons": reasons or []}
+        self.batches.append(found)
+        if outcome == "refused":
+            self.reasons.extend(f"{name}: {reason}" for reason in reasons or [])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return dict(vars(self))
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Names and values for people."""
+        found = [("model", self.name), ("outcome", self.outcome), ("production", self.production or "none")]
+        for batch in self.batches:
+            rows = "" if batch["num_rows"] is None else f", {batch['num_rows']:,} rows"
+            at = f" at {batch['stage']}" if batch["outcome"] == "refused" else ""
+            would = "would be " if self.outcome == DRY_RUN and batch["outcome"] != "missing" else ""
+            found.append(("batch", f"{batch['name']}: {would}{batch['outcome']}{at}{rows}"))
+        if self.version is not None:
+            rows = "" if self.num_rows is None else f", {self.num_rows:,} training rows"
+            found.append(("version", f"{self.version}{rows}{', hyperparameters searched' if self.searched else ''}"))
+        found.extend(reused_rows(self.fit.get("reused") or {}))
+        for check in self.checks:
+            found.append((check["name"], f"{'passed' if check['passed'] else 'REFUSED'}: {check['sentence']}"))
+        found.extend(("reason", reason) for reason in self.reasons)
+        return [*found, ("seconds", f"{self.seconds:.1f}")]
+
+    def text(self) -> str:
+        """The report as text."""
+        width = max(len(name) for name, _ in self.lines())
+        return "".join(f"{name:<{width}}  {value}\n" for name, value in self.lines())
 
 
 def retrain(
@@ -82,16 +154,13 @@ def _is_due(spec: RetrainSpec) -> bool:
     """Whether anything is left to do. Reads small documents only."""
     dataset, history = open_rows(spec), History(spec)
     rules = history.rules(dataset)
-    if (
+    return bool(
         not all(refused["told"] for refused in history.refused.values())
-        or any(history.is_due(found, rules) for found in history.deliveries())
+        or any(history.is_due(found, rules) for found in spec.deliveries())
         or history.lost(dataset)
-    ):
-        return True
-    if dataset is None:
-        return spec.initial is not None
-    last = history.directory.read(LAST) or {}
-    return bool(last.get("tick") != tick_key(spec, dataset))
+        or (dataset is None and spec.initial is not None)
+        or (dataset is not None and (history.directory.read(LAST) or {}).get("tick") != tick_key(spec, dataset))
+    )
 
 
 def tick_key(spec: RetrainSpec, dataset: Dataset) -> str:
@@ -99,7 +168,7 @@ def tick_key(spec: RetrainSpec, dataset: Dataset) -> str:
     job = spec.job.to_dict()
     rules = [None if part is None else part.model_dump() for part in (spec.holdout, spec.gate, spec.drift, spec.window)]
     fitted = [job.get("model"), job.get("solver"), spec.job.data.standardize]
-    return hash_of("tick", digests(dataset), held_out_bytes(spec), fitted, rules)
+    return hash_of("tick", digests(dataset), spec.held_out_bytes(), fitted, rules)
 
 
 def _drive(
@@ -136,10 +205,8 @@ def _drive(
         summary.production = named.aliases().targets.get("production")
         summary.seconds = time.perf_counter() - began
         summary.report = directory.path("report.txt")
-        failpoint("retrain.report.before")
         directory.write("report.json", plain(summary.to_dict()))
         directory.write_bytes("report.txt", summary.text().encode())
-        failpoint("retrain.report.after")
         # not earlier: whoever is killed before that tells everything the next time
         if last is not None:
             directory.write(LAST, last)
@@ -197,14 +264,13 @@ def add_rows(history: History, summary: RetrainSummary, phase: Callable[[str], A
     if dataset is None and not found and spec.initial is not None:
         found = [(INITIAL, "", spec.initial)]
     for name, key, location in found:
-        if name == INITIAL:
-            phase("initial rows")
-            rows = dataset = history.begin()
-        else:
-            rows = history.read(location, key, dataset)
-            dataset = history.append(name, key, rows, dataset)
-        if name != INITIAL or history.is_dry:
-            summary.add_batch(location if name == INITIAL else name, "appended", "append", rows.num_rows)
+        is_first = name == INITIAL
+        phase("initial rows" if is_first else "restore")
+        rows = location if is_first else history.read(location, key, dataset)
+        dataset = history.append(name, key, rows, dataset)
+        if history.is_dry or not isinstance(rows, str):
+            num_rows = (dataset if isinstance(rows, str) else rows).num_rows
+            summary.add_batch(location if is_first else name, "appended", "append", num_rows)
     if dataset is not None and not history.is_dry:
         again = {item.number for item in dataset.generations} & set(history.gone or ())
         dataset = drop_generations(spec.retrain.data, sorted(again)) if again else dataset
@@ -213,7 +279,7 @@ def add_rows(history: History, summary: RetrainSummary, phase: Callable[[str], A
         history.freeze_reference(dataset)
     phase("stage")
     there, rules = set(), history.rules(dataset)
-    for delivery in history.deliveries():
+    for delivery in spec.deliveries():
         there.add(key := history.stage(delivery))
         if not history.is_due(delivery, rules):
             continue
@@ -232,7 +298,6 @@ def add_rows(history: History, summary: RetrainSummary, phase: Callable[[str], A
     if dataset is None or history.is_dry:
         return dataset
     if spec.window is not None:
-        failpoint("retrain.append.before_window")
         dataset = keep_last(spec.retrain.data, generations=spec.window.generations, rows=spec.window.rows)
     history.note_gone(dataset)
     return dataset

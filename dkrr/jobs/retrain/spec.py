@@ -12,22 +12,41 @@
 The tables ``[data]``, ``[model]``, ``[solver]``, ``[cluster]``, ``[storage]``, ``[tune]`` and ``[output]`` are those of
 a job (:mod:`dkrr.jobs.spec`). ``[data] path`` holds the first rows, from which the data set is made when it does not
 exist. Relative paths mean the folder of the file.
+
+``incoming`` means new rows as files that somebody delivers (:func:`deliveries`). A batch is a file (or a folder of
+Parquet, or a Zarr array) and is known by its bytes, not by its name: the same bytes under another name are the same
+batch, and a corrected file under the old name is a new one. The size and times of a file, or the ETag of an object,
+tell one that is unchanged without reading it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fnmatch
+import hashlib
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from dkrr.errors import JobFileError
+from dkrr.errors import InterruptedRunError, JobFileError, StoreError
 from dkrr.jobs.model_spec import check_metric
 from dkrr.jobs.registry import check_name
-from dkrr.jobs.spec import JobSpec
-from dkrr.jobs.toml import Column, Location, Source, Table, is_data_file, locate, misplaced
-from dkrr.store.files import is_url, join, name_of, with_settings
+from dkrr.jobs.spec import HeldOutRows, JobSpec
+from dkrr.jobs.toml import FILE_SUFFIXES, Location, Source, Table, misplaced
+from dkrr.store.files import (
+    file_state,
+    is_url,
+    join,
+    list_entries,
+    name_of,
+    overlaps,
+    parent_of,
+    with_settings,
+)
 from dkrr.store.objects import StorageSettings
 
 JOB_TABLES = ("data", "evaluate", "model", "solver", "cluster", "storage", "tune", "output")
@@ -54,23 +73,12 @@ class RetrainTable(Table):
         Every so many fits kernel, widths and alpha are searched again.
     """
 
-    name: str
+    name: Annotated[str, AfterValidator(check_name)]
     data: Location
     incoming: Location
-    registry: Location = "models"
+    registry: Annotated[Location, Field(validate_default=True)] = "models"  # in the folder of the file, too
     job: Location | None = None
     search_every: Annotated[int, Field(ge=1)] | None = None
-
-    @field_validator("name")
-    @classmethod
-    def _check_name(cls, value: str) -> str:
-        return check_name(value)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _registry_has_a_place(cls, values: Any, info: ValidationInfo) -> Any:
-        # a default is not validated, and must mean the folder of the file too
-        return {"registry": "models", **values} if isinstance(values, dict) else values
 
     @field_validator("data")
     @classmethod
@@ -80,7 +88,7 @@ class RetrainTable(Table):
         return value
 
 
-class HoldoutSpec(Table):
+class HoldoutSpec(HeldOutRows):
     """``[holdout]``: rows that no fit sees, of this version or a later one. One of ``path``, ``mask``, ``fraction``.
 
     ``fraction`` is decided once for each row by a hash of its number. ``mask`` is a column of the incoming files (name
@@ -97,26 +105,12 @@ class HoldoutSpec(Table):
         The share of the rows that is held out, decided once for each row by a hash of its number.
     """
 
-    path: Location | None = None
-    mask: Column | None = None
-    fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
-
-    @field_validator("mask")
-    @classmethod
-    def _locate_mask(cls, value: Any, info: ValidationInfo) -> Any:
-        return locate(value, info) if is_data_file(value) else value
-
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         given = [name for name in ("path", "mask", "fraction") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"one of path, mask and fraction expected, {' and '.join(given) or 'none'} given")
         return self
-
-    @property
-    def mask_is_file(self) -> bool:
-        """Whether ``mask`` names a file and not a column."""
-        return is_data_file(self.mask)
 
 
 class GateSpec(Table):
@@ -293,6 +287,17 @@ class RetrainSpec(_OwnTables):
         }
         return cls(**dict(found) | located, job=job)
 
+    def deliveries(self) -> list[Delivery]:
+        """The files that may hold batches, by name."""
+        return deliveries(self.retrain.incoming, self.own_files)
+
+    def held_out_bytes(self) -> Any:
+        """What tells held-out rows in a file of their own from others: the bytes of the file, which are read."""
+        path = self.holdout.path
+        if path is None or path.startswith(("sklearn:", "generate:")):
+            return path
+        return [path, [[found.name, found.content_hash()] for found in deliveries(path)]]
+
     def to_dict(self) -> dict[str, Any]:
         """Plain nested dicts, for records and the directory of the job."""
         own = self.model_dump(mode="json", exclude_none=True, exclude={"job"})
@@ -342,3 +347,93 @@ def _holdout_of(job: JobSpec, source: str) -> HoldoutSpec:
 def _located(table: Any, names: tuple[str, ...], settings: StorageSettings) -> Any:
     found = {name: getattr(table, name) for name in names if is_url(getattr(table, name))}
     return table.model_copy(update={name: with_settings(url, settings) for name, url in found.items()})
+
+
+# --- what is delivered -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """A file that was found: its name, where it is, and what tells it from a changed one without reading it."""
+
+    name: str
+    location: str
+    state: Any
+
+    def content_hash(self) -> str:
+        """SHA-256 of the bytes of a batch; of an object store the ETags stand for them.
+
+        Raises
+        ------
+        InterruptedRunError
+            The file changed while it was read.
+        """
+        digest = hashlib.sha256()
+        if is_url(self.location):
+            digest.update(repr(self.state).encode())
+            return digest.hexdigest()
+        with contextlib.suppress(FileNotFoundError):
+            for name, *_ in self.state:
+                with open(os.path.join(self.location, name).rstrip("/"), "rb") as stream:
+                    digest.update(name.encode() + hashlib.file_digest(stream, "sha256").digest())
+            if _state(self.location) == self.state:
+                return digest.hexdigest()
+        raise InterruptedRunError(
+            f"{self.location} was changed while it was read",
+            hint="start again when it is complete; write files under another name and rename them",
+        )
+
+
+def deliveries(incoming: str, without: Sequence[str] = ()) -> list[Delivery]:
+    """What a file, a folder or a pattern means now, by name; a folder or pattern may mean nothing.
+
+    Files of the job itself that lie there (``without``) are no deliveries.
+
+    In a folder only files of known formats count, and none whose name begins with a dot: whoever writes a file there
+    slowly gives it another ending first.
+
+    Raises
+    ------
+    StoreError
+        The folder does not exist, where a mistyped name would mean "nothing new" for ever.
+    """
+    name = name_of(incoming)
+    is_pattern = any(mark in name for mark in "*?[")
+    is_file = not is_pattern and (_is_data(name) or os.path.isfile(incoming))
+    folder = parent_of(incoming) if is_pattern or is_file else incoming
+    found = []
+    for other, state in (_objects(folder) if is_url(folder) else dict.fromkeys(_names(folder))).items():
+        location = join(folder, other)
+        is_meant = fnmatch.fnmatchcase(other, name) if is_pattern else other == name if is_file else _is_data(other)
+        if is_meant and not any(overlaps(location, own) for own in without):
+            found.append(Delivery(other, location, _state(location) if state is None else state))
+    return found
+
+
+def _is_data(name: str) -> bool:
+    return name.lower().endswith(FILE_SUFFIXES) and not name.startswith(".")
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    except OSError as exc:
+        raise StoreError(
+            f"{folder} cannot be listed ({exc.strerror})", hint="[retrain] incoming names it; make the folder"
+        ) from None
+
+
+def _state(location: str) -> Any:
+    """Name, size and times of last change of a file, or of every file in a folder."""
+    if not os.path.isdir(location):
+        return [["", *file_state(location)]]
+    paths = sorted(os.path.join(folder, name) for folder, _, names in os.walk(location) for name in names)
+    return [[os.path.relpath(path, location), *file_state(path)] for path in paths]
+
+
+def _objects(folder: str) -> dict[str, list[Any]]:
+    """The same below an address: objects right there, and everything below a prefix."""
+    found: dict[str, list[Any]] = {}
+    for item in list_entries(folder):
+        found.setdefault(item.key.partition("/")[0], []).append([item.key, item.num_bytes, item.version])
+    return found

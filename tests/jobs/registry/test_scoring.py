@@ -40,13 +40,13 @@ def answers(saved: list[str]) -> list[np.ndarray]:
     return [load_model(path).predict(ROWS) for path in saved]
 
 
-@pytest.mark.parametrize("site", ["predict.block.after_compute", "predict.before_pointer", "predict.after_pointer"])
+@pytest.mark.parametrize("site", ["compute.predict.block", "sync{folder}"])
 def test_an_interrupted_prediction_goes_on_with_its_version(site: str, model: NamedModel, saved: list[str]) -> None:
     first = model.resolve().id
-    with failing_at(f"{site}:1:eio"), pytest.raises((OSError, DkrrError)):
+    with failing_at(f"{site.format(folder=Path.cwd())}:1:eio"), pytest.raises((OSError, DkrrError)):
         predict_job(PRODUCTION, "rows.npy", "out.npy")
-    assert Path("out.npy").exists() == (site == "predict.after_pointer")
-    assert Path("out.npy.json").exists() == (site == "predict.after_pointer")
+    assert Path("out.npy").exists() == site.startswith("sync")
+    assert Path("out.npy.json").exists() == site.startswith("sync")
     model.rollback()
     assert predict_job(PRODUCTION, "rows.npy", "out.npy").version.id == first
     assert np.array_equal(np.load("out.npy"), answers(saved)[0])
@@ -56,7 +56,7 @@ def test_an_interrupted_prediction_goes_on_with_its_version(site: str, model: Na
 
 def test_a_version_that_was_pruned_since_is_replaced(model: NamedModel, saved: list[str], tmp_path: Path) -> None:
     first = model.resolve()
-    with failing_at("predict.block.after_compute:1:eio"), pytest.raises((OSError, DkrrError)):
+    with failing_at("compute.predict.block:1:eio"), pytest.raises((OSError, DkrrError)):
         predict_job(PRODUCTION, "rows.npy", "out.npy")
     for alpha in (20.0, 30.0):
         model.add(make_model(tmp_path / f"{alpha}.zarr", alpha))

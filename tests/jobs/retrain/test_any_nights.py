@@ -45,7 +45,7 @@ def test_every_row_keeps_its_answer(
     for night in range(14):
         event = EVENTS[int(random.integers(len(EVENTS)))] if night else "new"
         old = batches[int(random.integers(len(batches)))] if batches else None
-        failpoint = ""
+        visit = ""
         if event == "again" and old is not None:
             deliver(night, random.permutation(old))
         elif event == "mixed" and old is not None:
@@ -62,8 +62,8 @@ def test_every_row_keeps_its_answer(
             project.document["holdout"] = {"fraction": float(random.choice([0.1, 0.3, 0.5]))}
         else:
             deliver(night, rows_of(100 * seed + night, 40))
-            failpoint = str(random.choice(["append.before", "append.before_record", "stage.after_record"]))
-        faults = failing_at(f"retrain.{failpoint}:@1:eio") if event == "interrupted" else contextlib.nullcontext()
+            visit = str(random.choice(["@1", "@2", "@3"]))
+        faults = failing_at(f"write*/batches.json:{visit}:eio") if event == "interrupted" else contextlib.nullcontext()
         with faults, contextlib.suppress(DkrrError, OSError):
             project.run()
         with contextlib.suppress(DkrrError):

@@ -13,34 +13,14 @@ from tests.jobs.retrain.project import Project, check_production, in_process, st
 
 pytestmark = pytest.mark.timeout(280)
 
-STAGES = ("stage", "validate", "append", "fit", "evaluate", "gate")
-MOMENTS = ("before", "before_record", "after_record")
-OTHERS = (
-    "retrain.append.before_window",
-    "retrain.promote.before",
-    "retrain.promote.after",
-    "retrain.report.before",
-    "retrain.report.after",
-    "dataset.before_pointer",
-    "dataset.after_pointer",
-    "model.before_pointer",
-    "model.after_pointer",
-    "registry.version.before_write",
-    "registry.version.mid_copy",
-    "registry.version.before_pointer",
-    "registry.version.after_write",
-    "registry.before_pointer",
-    "registry.after_pointer",
-)
-SITES = [f"retrain.{stage}.{moment}" for stage in STAGES for moment in MOMENTS] + list(OTHERS)
-# the other sites take a minute together
-QUICK = (
-    "retrain.stage.after_record",
-    "retrain.append.before_record",
-    "retrain.fit.before_record",
-    "retrain.gate.after_record",
-    "registry.before_pointer",
-    "registry.after_pointer",
+# documents that say what was decided, promoted and done; elsewhere a number of writes stands for all of them
+DOCUMENTS = (
+    "written*/batches.json:@1",
+    "write*/batches.json:@4",
+    "write*/records/fit/*:@1",
+    "written*/records/gate/*:@1",
+    "write*/aliases.json:@1",
+    "written*/aliases.json:@1",
 )
 
 
@@ -87,19 +67,14 @@ def project(one_night: Project, tmp_path: Path) -> Project:
     return one_night.copied(tmp_path / "p")
 
 
-@pytest.mark.parametrize(
-    "site", [site if site in QUICK else pytest.param(site, marks=pytest.mark.system) for site in SITES]
-)
-def test_an_error_anywhere(site: str, project: Project, undisturbed: Project) -> None:
-    first = project.production
+def check_after_an_error(fault: str, project: Project, undisturbed: Project) -> bool:
+    """Production is whole after the error, and one more run ends where none was; whether there was one."""
+    first, second, final = project.production, undisturbed.production, state(undisturbed)
     assert first is not None
-    final = state(undisturbed)
-    second = undisturbed.production
     assert second is not None
-    with failing_at(f"{site}:@1:eio") as points:
-        with contextlib.suppress(OSError, DkrrError):
-            second_night(project)
-        assert points.rules[0].visits > 0, "the failpoint is not on the way"
+    visit = int(fault.rpartition("@")[2])
+    with failing_at(f"{fault}:eio") as points, contextlib.suppress(OSError, DkrrError):
+        second_night(project)
     check_production(project, {first, second})
     with contextlib.suppress(RefusedError):
         project.run()
@@ -107,11 +82,27 @@ def test_an_error_anywhere(site: str, project: Project, undisturbed: Project) ->
     assert state(project) == final
     assert project.run().outcome == "nothing new"
     assert not [path for path in project.folder.rglob("*.partial") if "store" not in path.parts]
+    return points.rules[0].visits >= visit
+
+
+@pytest.mark.parametrize("fault", DOCUMENTS)
+def test_an_error_at_a_document(fault: str, project: Project, undisturbed: Project) -> None:
+    assert check_after_an_error(fault, project, undisturbed), "nothing of that name is written"
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("verb", ["write", "written", "link"])
+def test_an_error_anywhere(verb: str, one_night: Project, undisturbed: Project, tmp_path: Path) -> None:
+    for number in range(1, 1000, 7):
+        project = one_night.copied(tmp_path / f"p{number}")
+        if not check_after_an_error(f"{verb}{project.folder}/*:@{number}", project, undisturbed):
+            break
+    assert 7 < number < 999
 
 
 def test_a_refusal_is_told_although_it_was_interrupted(project: Project) -> None:
     project.deliver("night-2", seed=2, num_rows=60, change=lambda rows: rows * 100)
-    with failing_at("retrain.validate.after_record:@1:eio"), pytest.raises(OSError, match="error"):
+    with failing_at("written*/batches.json:@2:eio"), pytest.raises(OSError, match="error"):
         project.run()
     with pytest.raises(RefusedError, match="night-2"):
         project.run()

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from dkrr import load_model
-from dkrr.errors import DkrrError, RefusedError
+from dkrr.errors import RefusedError, StoreError
 from dkrr.jobs.predict import predict_job
 from dkrr.jobs.registry import ModelRegistry, Reference
-from dkrr.jobs.retrain.deliveries import deliveries
+from dkrr.jobs.retrain.spec import deliveries
 from dkrr.store.objects import put_file
-from tests.faults import failing_at
 from tests.jobs.retrain.project import Project, in_process, rows_of
 from tests.s3 import Bucket, bucket, s3_server
 
@@ -47,8 +46,9 @@ def test_two_nights_at_addresses(bucket: Bucket, tmp_path: Path, monkeypatch: py
         project.run()
     assert project.run().outcome == "nothing new"
     deliver("n3", 3)
-    for site in ("retrain.append.before_record", "registry.version.before_pointer", "registry.after_pointer"):
-        with failing_at(f"{site}:@1:eio"), pytest.raises((OSError, DkrrError)):
+    for document in ("retrain/batches.json", "version.json", "aliases.json"):
+        bucket.server.fail({"method": "PUT", "path": document, "status": 403})
+        with pytest.raises(StoreError, match="cannot be written"):
             project.run()
         assert model.resolve().id
     second = project.run().production
