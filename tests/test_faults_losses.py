@@ -79,7 +79,7 @@ def test_a_killed_fit_goes_on_where_it_was(loss: str, tmp_path: Path) -> None:
     assert not list((folder / "run").glob("loss-*.npy"))
     # the first coefficients that are saved are those that a fit begins with: two iterations to each kill
     assert gaps[0] > gaps[1] > gaps[2] > TOL
-    assert again["history"][-1][0][1] <= gaps[2] * (1 + 1e-6)
+    assert again["history"][-1][0][1] <= 1.01 * gaps[2]  # a fit's intercept is nearly the best one
     assert whole["num_iterations"] > 2 * kills
     # at most one iteration of each kill is done again: a fit that goes on has to find its working set
     assert again["num_iterations"] <= whole["num_iterations"] - 2 * kills + kills < whole["num_iterations"]
