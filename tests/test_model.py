@@ -166,7 +166,10 @@ CONTENT: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no JSON": (lambda path: (path / "manifest.json").write_text("{"), r"manifest\.json of .* is not valid JSON"),
     "a way out": (edit("manifest.json", signed=False, **{"../../secret": "00"}), r"\.\./\.\./secret of .* is missing"),
     "nothing": (shutil.rmtree, "is not a model of dkrr"),
-    "kernel": (edit("zarr.json", kernel={"kernel": "rfb"}), r"unreadable metadata \(kernel 'rfb': did you mean 'rbf'"),
+    "kernel": (
+        edit("zarr.json", kernel={"kernel": "rfb"}),
+        r"unreadable metadata \(kernel = 'rfb' in a dictionary: did you mean 'rbf'",
+    ),
     "centre": (edit("zarr.json", center=[0.0]), r"center has shape \(1,\), \(4,\) expected"),
     "length": (other_length, "120 training rows or features, 60 coefficients"),
 }

@@ -343,7 +343,7 @@ class _Factor:
             return None
         self.matrix, self.rows = matrix, wanted
         self._forget()
-        x: Matrix = trsm_left(self.L, trsm_left(self.L, right, transposed=False), transposed=True)
+        x: Matrix = trsm_left(self.L, trsm_left(self.L, right, transposed=False, few=True), transposed=True, few=True)
         return x
 
     def _updated(
@@ -362,7 +362,7 @@ class _Factor:
         is_here = ids[at] == self.rows
         both[is_here, t : t + len(added)] = Q[np.ix_(at[is_here], added)]
         both[outside, t + len(added) + np.arange(len(outside))] = 1.0
-        both = trsm_left(self.L, both, transposed=False)
+        both = trsm_left(self.L, both, transposed=False, few=True)
         if len(added):
             self.is_known &= is_here
         self.W, self.names = np.column_stack((self.W, both[:, t:])), np.r_[self.names, names[is_missing]]
@@ -376,7 +376,7 @@ class _Factor:
         except np.linalg.LinAlgError:
             return None
         x = np.empty_like(right)
-        x[~is_new] = trsm_left(self.L, y - W @ found, transposed=True)[places]
+        x[~is_new] = trsm_left(self.L, y - W @ found, transposed=True, few=True)[places]
         x[is_new] = found[:p]
         return x if np.isfinite(x).all() else None
 

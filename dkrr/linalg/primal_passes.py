@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -533,6 +533,9 @@ class FeatureRows:
         parts = np.split(whole, whole.shape[1] // edge, axis=1)
         return {"coef": [coef], "intercept": [intercept[None]], "basis": parts, "weights": [weights]}
 
+    def _not_finite(self, num_tiles: int, number: int) -> DataError:
+        return self.rows.not_finite(self.features.kernel, *self.ranges.span(number // num_tiles))
+
     def _pass(
         self,
         name: str,
@@ -547,7 +550,7 @@ class FeatureRows:
         return Pass(
             self.phase or name,
             getattr(self, f"_compute_{name}"),
-            lambda number: self.rows.not_finite(self.features.kernel, *self.ranges.span(number // num_tiles)),
+            partial(self._not_finite, num_tiles),
             [row_flops * self.ranges.size] * (len(self.ranges) * num_tiles),
             shape,
             operands=self.features.operands() | self.rows.operands(self.ranges) | self._about() | dict(operands),

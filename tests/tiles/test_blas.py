@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -79,8 +81,9 @@ def test_factor_and_substitutions(n: int, dtype: str) -> None:
     trsm_right(c, lower)
     assert np.linalg.norm(c @ exact.T - before, 1) / (np.linalg.norm(c, 1) * np.linalg.norm(exact, 1) * eps) < 30 * n
     b = random((n, 3), dtype, 5)
-    for transposed, matrix in ((False, exact), (True, exact.T)):
-        x = trsm_left(lower, b, transposed=transposed)
+    for transposed, few in itertools.product((False, True), repeat=2):
+        matrix = exact.T if transposed else exact
+        x = trsm_left(lower, b, transposed=transposed, few=few)
         residual = np.linalg.norm(matrix @ x - b, 1)
         assert residual / (np.linalg.norm(matrix, 1) * np.linalg.norm(x, 1) * eps) < 30 * n
 
