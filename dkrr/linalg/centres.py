@@ -79,12 +79,16 @@ def independent_centers(kernel: Kernel, centers: FloatMatrix) -> NDArray[np.int6
     _, order, rank, info = lapack.dpstrf(square.T, lower=0, tol=tolerance, overwrite_a=1)
     pivots: NDArray[np.int64] = order.astype(np.int64) - 1
     if info:
-        left = diagonal[pivots[rank:]] - np.square(square[rank:, :rank]).sum(axis=1)
-        if left.min() < -100.0 * tolerance:
+        lower, rest = square[rank:, :rank], np.ascontiguousarray(centers[pivots[rank:]])
+        left = diagonal[pivots[rank:]] - np.square(lower).sum(axis=1)
+        worst = float(left.min())
+        if not kernel.positive_semidefinite:  # of a semi-definite matrix no entry is larger than the largest pivot
+            worst = min(worst, -float(np.abs(kernel.block(rest, rest, same=True) - lower @ lower.T).max()))
+        if worst < -100.0 * tolerance:
             raise NotPositiveDefiniteError(
-                f"the kernel matrix of the {m:,} centres is not positive semi-definite (pivot {left.min():.2g})",
+                f"the kernel matrix of the {m:,} centres is not positive semi-definite (pivot {worst:.2g})",
                 hint="use a positive semi-definite kernel",
-                pivot=float(left.min()),
+                pivot=worst,
             )
     return pivots[:rank]
 

@@ -154,7 +154,10 @@ def choose_rows(
         candidates = np.sort(random.choice(used, count, replace=False))
         rows = read_rows(dataset.X, candidates, center)
         # fewer than m where the rows left over are in the span of those that were chosen
-        centers = np.sort(candidates[pivot_rows(kernel, rows, m, seed, max_bytes=max(CANDIDATE_BYTES, 8 * m * count))])
+        found = pivot_rows(kernel, rows, m, seed, max_bytes=max(CANDIDATE_BYTES, 8 * m * count))
+        if len(found) and not kernel.positive_semidefinite:  # a diagonal of zeros alone does not show that
+            found = np.concatenate([found, np.setdiff1d(np.arange(count), found)[: m - len(found)]])
+        centers = np.sort(candidates[found])
         if not len(centers):
             raise DataError(f"{kernel.describe()} is zero on all {count:,} candidates", hint="use another kernel")
     others = np.setdiff1d(used, centers, assume_unique=True)

@@ -135,3 +135,15 @@ def test_a_linear_fit_that_is_nearly_constant_is_no_indefinite_matrix(seed: int)
     np.testing.assert_allclose(model.predict(X), 0.0, atol=1e-9)  # the median of every row
     ordered = np.digitize(X @ [1, 2, 0, 1], [-1.0, 1.0])  # the middle class against the rest
     assert dkrr.KernelSVC(C=10.0, kernel="linear").fit(X, ordered).score(X, ordered) > 0.8
+
+
+@pytest.mark.parametrize("centers", ["uniform", "rpcholesky"])
+def test_centres_of_an_indefinite_kernel_are_not_in_the_span_of_one(centers: str) -> None:
+    """k(x, z) is 1 or -1: the diagonal that one row leaves is zero, what is beside it is not."""
+    rng = np.random.default_rng(0)
+    X, params = 1e6 * rng.standard_normal((60, 4)), {"num_centers": 50, "centers": centers}
+    est = dkrr.KernelRidge(alpha=0.1, kernel="sigmoid", gamma=1e-3, solver="nystrom", solver_params=params)
+    with pytest.raises(dkrr.NotPositiveDefiniteError, match="not positive semi-definite"):
+        est.fit(X, X[:, 0])
+    linear = est.set_params(kernel="linear").fit(X / 1e6, X[:, 0])  # of which any four are enough
+    assert "in their span left out" in linear.solution_.message or "4 of 60" in linear.solution_.message
