@@ -841,20 +841,23 @@ def test_a_refusal_whose_report_was_not_written_is_told_by_the_next_run(
     assert project.run().outcome == "nothing new"
 
 
-@pytest.mark.parametrize("dropped", [False, True])
-def test_a_few_rows_that_come_again_stay_held_out_or_trained_on(dropped: bool, tmp_path: Path) -> None:
-    project = Project(tmp_path / "p", gate={"tolerance": 9.0})
+@pytest.mark.parametrize("dropped", ["", "the first", "another, which came again"])
+def test_a_few_rows_that_come_again_stay_held_out_or_trained_on(dropped: str, tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", gate={"tolerance": 9.0}, holdout={"fraction": 0.5})
     first = project.deliver("n1", seed=1, num_rows=200)
     project.run()
     trained = fitted_rows(project, project.model.resolve().id)
     if dropped:
         project.deliver("n2", seed=2, num_rows=200)
         project.run()
-        dkrr.dataset.drop_generations(project.folder / "rows.zarr", [1])
+        dkrr.dataset.drop_generations(project.folder / "rows.zarr", [1 if dropped == "the first" else 2])
+    if dropped[:7] == "another":
+        written_again(project.folder / "incoming/n2.csv", "n3")
+        project.run()
     lines = first.read_text().splitlines()[1:]
     more = project.deliver("more", seed=3, num_rows=190)
     more.write_text("\n".join([*more.read_text().splitlines(), *lines[:15]]) + "\n")
-    if dropped:
+    if dropped == "the first":
         first.unlink()
     with contextlib.suppress(RefusedError):
         project.run()

@@ -228,7 +228,8 @@ class History:
         # no fit sees a row that was held out; one that a fit may have seen judges none, unless it is there by chance
         stays = np.isin(hashes, known) & ~np.isin(hashes, seen)
         mask[kept] |= stays
-        if _come_again(hashes, before, most=0.0):
+        # rows of a generation that was dropped and delivered again are alike, and not by chance
+        if _come_again(hashes, before, most=0.0, present=_numbers(dataset)):
             mask[kept] &= stays | ~np.isin(hashes, seen)
         np.save(buffer := io.BytesIO(), hashes)
         self.directory.write_bytes(self._path(generation.number, ".npy"), buffer.getvalue())
@@ -285,7 +286,7 @@ class History:
         if self.spec.holdout.path is None:
             return ""
         mine = _row_hashes(self.read(self.spec.holdout.path, "held-out", like))
-        again = _come_again(mine, known, to_train_on=True, most=0.0)
+        again = _come_again(mine, known, to_train_on=True, most=0.0, present=_numbers(like) | {0})
         return f"{again:,} of the {len(mine):,} held-out rows of {self.spec.holdout.path}" if again else ""
 
     # --- batches ------------------------------------------------------------------------------------------------------
@@ -490,14 +491,25 @@ def _row_hashes(dataset: Dataset, start: int = 0, stop: int | None = None) -> Ha
     return np.concatenate(parts)
 
 
-def _come_again(mine: Hashes, known: list[KnownRows], *, to_train_on: bool = False, most: float = MOST_AGAIN) -> int:
+def _come_again(
+    mine: Hashes,
+    known: list[KnownRows],
+    *,
+    to_train_on: bool = False,
+    most: float = MOST_AGAIN,
+    present: set[int] | None = None,
+) -> int:
     """How many rows are known, or known as such ``to_train_on``; 0 where no more are than come again by chance.
 
-    A new row is there by chance as often as the known rows are alike among themselves; ``most`` is the share that is
-    allowed beyond that. The rows of a whole generation do not come again by chance.
+    A new row is there by chance as often as the known rows (those of generations ``present``) are alike among
+    themselves; ``most`` is the share that is allowed beyond that. The rows of a whole generation do not come again by
+    chance.
     """
-    counted = [item.hashes[~item.held_out] if to_train_on else item.hashes for item in known]
-    values, counts = np.unique(np.concatenate([np.zeros(0, dtype=np.uint64), *counted]), return_counts=True)
+    pools = {item.number: item.hashes[~item.held_out if to_train_on else slice(None)] for item in known}
+    none = np.zeros(0, dtype=np.uint64)
+    values = np.unique(np.concatenate([none, *pools.values()]))
+    there = [pool for number, pool in pools.items() if present is None or number in present]
+    counts = np.unique(np.concatenate([none, *there]), return_counts=True)[1]
     alike = counts[counts > 1].sum() / max(1, counts.sum())
     again = int(np.count_nonzero(np.isin(mine, values)))
     is_whole = any(np.array_equal(item.hashes, mine) for item in known)
