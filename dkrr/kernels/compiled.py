@@ -491,7 +491,7 @@ def two_sided_function(kind: str, width: int) -> Any:
     """The function for one kind of kernel.
 
     ``two_sided(a, offset_a, b, offset_b, p, y, weight, w, factor)`` with P (panels, t, panel), or (0, t, panel) for
-    none, Y (rows, t), W (panels, t, panel), all float64: adds B^T diag(weight) (Y - B P) to W.
+    none, Y (rows, t), W (panels, t, panel), all float64: adds B^T diag(weight) (Y - B P) to W, and Y becomes Y - B P.
     """
     kind, rows, panel, lanes = f"{kind} {STORE}", ROWS, PANEL_VECTORS * width, vector_width(np.float64)
     stored, parts = STORED, width // lanes
@@ -512,6 +512,7 @@ def two_sided_function(kind: str, width: int) -> Any:
                     total = y[i * rows + r, c]
                     for k in range(parts):
                         total -= _sum(row_sums, (c * rows + r) * parts + k)
+                    y[i * rows + r, c] = total
                     v[0, c, r] = weight[i * rows + r] * total
             for j in range(panels):
                 _step(stored, entries, w, w, w, nothing, v, row_sums, w, factor, 0, j, 0, 0)

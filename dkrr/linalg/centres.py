@@ -231,12 +231,12 @@ class CentreProducts:
         shifts: Sequence[FloatVector] = (),
         precision: Precision = "float64",
         absolute: bool = False,
-    ) -> FloatMatrix:
+    ) -> tuple[FloatMatrix, FloatVector]:
         """B^T S^2 V (m, c) float64 with V = Y[:, targets], or Y[:, targets] - B P where there is a P (m, c).
 
         A target -1 is a column of zeros; ``shifts`` (c,) are added to the columns of Y one after the other, so that a
         large mean can be taken away without its rounding. ``precision`` is that of the entries of B in compiled code.
-        ``absolute`` takes |B| in the place of B.
+        ``absolute`` takes |B| in the place of B. The second result is 1^T S^2 V (c,).
 
         Raises
         ------
@@ -247,17 +247,18 @@ class CentreProducts:
         operands = {"p": [p] if p is not None else [], "shifts": [np.stack(shifts)] if len(shifts) else []}
         operands = {name: matrices for name, matrices in operands.items() if matrices}
         self.num_passes += 1
-        return Pass(  # type: ignore[no-any-return]
+        sums = Pass(
             "nystrom",
             partial(self._add, tuple(targets), precision, absolute),
             self._not_finite,
             [float(self.ranges.size) * m * (2.0 * d + 4.0 * columns)] * len(self.ranges),
-            (m, columns),
+            (m + 1, columns),
             operands=operands,
             shared={"centers": self.centers},
             workspace=self.workspace,
             store=self.scratch,
         ).sum()
+        return sums[:m], sums[m]
 
     def _not_finite(self, i: int) -> DataError:
         return self.rows.not_finite(self.kernel, *self.ranges.span(i))
@@ -271,7 +272,7 @@ class CentreProducts:
         i: int,
         total: FloatMatrix,
     ) -> None:
-        """Add W of range i to ``total``."""
+        """Add W of range i, and 1^T S^2 V below it, to ``total``."""
         centers, columns = np.array(operands["centers"].read()), np.array(targets)
         p = np.array(operands["p"].read()) if "p" in operands else None
         step = block_rows(self.shape[1], self.rows.shape[1])
@@ -291,14 +292,15 @@ class CentreProducts:
                 continue
             for rows, _, values in block_strips(self.kernel, used.x, centers, num_rows=strip_rows(len(centers))):
                 entries = np.abs(values, out=values) if absolute else values
-                v = y[rows] if p is None else y[rows] - entries @ p
-                total += entries.T @ (weight[rows, None] * v)
+                v = weight[rows, None] * (y[rows] if p is None else y[rows] - entries @ p)
+                total[:-1] += entries.T @ v
+                total[-1] += v.sum(axis=0)
 
 
 def _add_compiled(
     packed: Packed, p: FloatMatrix | None, y: FloatMatrix, weight: FloatVector, total: FloatMatrix
 ) -> None:
-    """Add B^T S^2 V to W (m, t) for packed rows and centres; V = Y or Y - B P. ``weight`` has one entry a row."""
+    """Add B^T S^2 V and 1^T S^2 V for packed rows and centres; V = Y or Y - B P. ``weight`` has one entry a row."""
     from dkrr.kernels.compiled import two_sided_function
 
     (blocks, _, rows), (panels, _, panel) = packed.sides[0].shape, packed.sides[2].shape
@@ -308,4 +310,5 @@ def _add_compiled(
     sums = np.zeros((panels, total.shape[1], panel))
     columns = sums[:0] if p is None else pack_rows(p, panel, np.float64)
     two_sided_function(packed.kind, packed.width)(*packed.sides, columns, targets, factors, sums, packed.factor)
-    total += pack_sums(sums, len(total))
+    total[:-1] += pack_sums(sums, len(total) - 1)
+    total[-1] += factors @ targets

@@ -34,6 +34,9 @@ On 41,157 rows of a regression set with 800 centres and alpha 0.1 the sample of 
 
 With an intercept b = 1^T S^2 (Y - B c) / 1^T S^2 1 the rows of B and Y are taken less their weighted means. That mean
 of B c is q^T c / 1^T S^2 1 with q = B^T S^2 1, which one more column of the first pass gives: no pass is added.
+Coefficients whose function is constant on the rows are held by alpha alone: in that direction the condition is that of
+G, and rounding of Y may be all that the right-hand side has. Where it could be more than tol, eps cond(G) > tol, the
+answer is refined by its residual, from V = Y - B c - b without the mean that rounding left in it.
 
 Leave-one-out is exact, with the centres as they are: it is that of a ridge regression in the features
 phi(x) = L^-1 k(Z, x), :mod:`dkrr.linalg.primal`. A row that is left out stays a centre where it was one: this is
@@ -176,6 +179,8 @@ MIN_OVERSAMPLING, MAX_OVERSAMPLING = 4, 16
 DEFAULT_TOL = 1e-7
 
 CHECKPOINT_SECONDS = 20.0
+
+REFINEMENT = 1e-4  # of the residual that an answer is refined by
 
 EPS = float(np.finfo(np.float64).eps)
 
@@ -353,8 +358,15 @@ class _Fit:
             system = _System(self.products, self.triangle, alpha, factor, self.border)
             result = self._solve(system, targets, number)
             found = system.to_coefficients(result.x)
-            coefficients[:, targets], converged[targets] = found, result.converged
             iterations += result.num_iterations
+            if self.border is not None and EPS * system.condition > self.iterative.tol:
+                rest = self._misfit(system, targets, found)
+                settings = replace(self.iterative, tol=REFINEMENT, allow_unconverged=True)
+                rest = system.to_coordinates(rest) - system.penalty(found)
+                more = conjugate_gradients(system.product, rest, np.zeros(len(targets)), Identity(), settings)
+                found = found + system.to_coefficients(more.x)
+                iterations += more.num_iterations
+            coefficients[:, targets], converged[targets] = found, result.converged
             self.history += result.history
             if intercept is not None:
                 intercept[targets] -= system.means(found)
@@ -432,15 +444,16 @@ class _Fit:
         if is_nonnegative(self.kernel):
             # B 1 = 0 - B (-1), a column like the others
             p, shifts = np.hstack([np.zeros((m, len(targets))), minus]), [np.append(shift, 0.0) for shift in shifts]
-            sums = self.products([*targets, -1], p, shifts=shifts)
+            sums, totals = self.products([*targets, -1], p, shifts=shifts)
             row_sums = sums[:, -1]
         else:
-            sums = self.products(targets, shifts=shifts)
-            row_sums = self.products([-1], minus, absolute=True)[:, 0]
+            sums, totals = self.products(targets, shifts=shifts)
+            row_sums = self.products([-1], minus, absolute=True)[0][:, 0]
         self.rhs = np.ascontiguousarray(sums[:, :t])
         if self.centring is not None:
-            self.rhs[:, self.centring.constant] = 0.0
             self.border = sums[:, t].copy(), total_weight(self.dataset)
+            self.rhs -= np.outer(self.border[0], totals[:t] / self.border[1])
+            self.rhs[:, self.centring.constant] = 0.0
         return row_sums
 
     def _solve(self, system: _System, targets: NDArray[np.int64], number: int) -> CGState:
@@ -473,14 +486,18 @@ class _Fit:
         trace.replace(result.history)
         return result
 
+    def _misfit(self, system: _System, targets: NDArray[np.int64], c: FloatMatrix) -> FloatMatrix:
+        """B^T S^2 (Y - B c - b) (m, t), in float64."""
+        shifts: list[FloatVector] = []
+        if self.centring is not None:
+            shifts = [-self.centring.mean[targets], system.means(c) - self.centring.rest[targets]]
+        return system.centred(*self.products(targets.tolist(), c, shifts=shifts))
+
     def _norms(
         self, system: _System, targets: NDArray[np.int64], c: FloatMatrix, row_sums: FloatVector
     ) -> tuple[FloatVector, FloatVector]:
         """Relative residual and backward error of each target, from Y - B c - b itself, in float64."""
-        shifts: list[FloatVector] = []
-        if self.centring is not None:
-            shifts = [-self.centring.mean[targets], system.means(c) - self.centring.rest[targets]]
-        misfit, rhs = self.products(targets.tolist(), c, shifts=shifts), self.rhs[:, targets]
+        misfit, rhs = self._misfit(system, targets, c), self.rhs[:, targets]
         size = np.linalg.norm(system.to_coordinates(misfit) - system.penalty(c), axis=0)
         residual = misfit - system.alpha * self.triangle.multiply(c)
         largest = float((row_sums + system.alpha * self.triangle.row_sums).max())
@@ -551,7 +568,17 @@ class _System:
         # V = means - B c
         shifts = [] if self.border is None else [self.means(c)]
         negative = self.products([-1] * c.shape[1], c, shifts=shifts, precision=precision)
-        return self.penalty(c) - self.to_coordinates(negative)
+        return self.penalty(c) - self.to_coordinates(self.centred(*negative))
+
+    def centred(self, sums: FloatMatrix, totals: FloatVector) -> FloatMatrix:
+        """B^T S^2 P V from B^T S^2 V and 1^T S^2 V, which is what rounding left of a mean that is zero."""
+        return sums if self.border is None else sums - np.outer(self.border[0], totals / self.border[1])
+
+    @property
+    def condition(self) -> float:
+        """An estimate of cond(G) from the diagonal of R."""
+        diagonal = self.factor.diagonal()
+        return float(diagonal.max() / diagonal.min()) ** 2
 
     def penalty(self, c: FloatMatrix) -> FloatMatrix:
         """alpha R^-1 L^-1 K c."""
