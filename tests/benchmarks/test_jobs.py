@@ -123,7 +123,7 @@ JOBS: dict[str, Measure] = {
         n=20_480, tables={"solver": CHOLESKY, "evaluate": {"leave_one_out": True}}, bars=[announced, left_out]
     ),
     **{
-        f"n = 40,960, {gram}": Measure(
+        f"largest, {gram}": Measure(
             n=40_960, tables={"solver": CHOLESKY | {"gram": gram}, "cluster": LITTLE}, bars=[workers_below(1536 * MIB)]
         )
         for gram in ("stored", "on_the_fly")
