@@ -6,18 +6,16 @@ import copy
 import gc
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import dask
 import dask.array as da
 import numpy as np
-import psutil
 import pytest
 import zarr
 from scipy import sparse
@@ -31,7 +29,6 @@ import dkrr.models.estimator
 import dkrr.models.model
 import dkrr.models.prediction
 from dkrr import KernelRidge, ingest, make_kernel
-from dkrr.dataset import append
 from dkrr.errors import ClusterError, DataError, ParameterError, StorageFullError
 from dkrr.fit.inputs import TemporaryStore, temporary_folder
 from tests.reference import dense_bordered
@@ -189,10 +186,8 @@ def test_lazy_predictions_outlive_the_estimator(temporary: Path) -> None:
 def test_many_rows_run_on_the_client_that_is_found(cluster_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = fitted(tile_size=64)
     monkeypatch.setattr(dkrr.models.estimator, "MAX_IN_PROCESS_ROWS", 10)
-    before = len(psutil.Process().children(recursive=True))
     estimator = fitted(tile_size=64)
     np.testing.assert_allclose(estimator.dual_coef_, expected.dual_coef_, rtol=1e-9, atol=1e-11)
-    assert len(psutil.Process().children(recursive=True)) == before
     assert cluster_client.status == "running"
     with pytest.raises(ClusterError, match=r"tiles of 9000 needs .* bytes, a worker may use") as refused:
         KernelRidge(kernel="rbf", tile_size=9000).fit(RNG.standard_normal((9000, 1)), RNG.standard_normal(9000))
@@ -215,32 +210,11 @@ def test_inside_a_dask_worker_work_runs_in_process(cluster_client: Any) -> None:
     np.testing.assert_allclose(coefficients, fitted().dual_coef_, rtol=1e-9, atol=1e-11)
 
 
-def test_a_plain_script_without_main_guard(tmp_path: Path) -> None:
-    code = """
-    import os
-    import numpy as np
-    import psutil
-    import dkrr, dkrr.models.estimator
-    dkrr.models.estimator.MAX_IN_PROCESS_ROWS = 10
-    X = np.random.default_rng(0).standard_normal((300, 3))
-    small = dkrr.KernelRidge(kernel="rbf", tile_size=64, alpha=0.1).fit(X, X[:, 0])
-    print(small.solution_.message)
-    print("children", len(psutil.Process().children(recursive=True)))
-    """
-    result = run_script(tmp_path, code)
-    assert result.returncode == 0, result.stderr
-    assert "Cholesky factor of 300 rows in 15 tiles" in result.stdout
-    assert "children 0" in result.stdout
-
-
-@pytest.mark.parametrize("targets", [Y[:, 0], Y], ids=["1-d", "2-d"])
-def test_large_predictions_run_on_workers(
-    targets: np.ndarray, cluster_client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    estimator = KernelRidge(kernel="rbf", alpha=0.1).fit(X, targets)
+def test_large_predictions_run_on_workers(cluster_client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    estimator = KernelRidge(kernel="rbf", alpha=0.1).fit(X, Y)
     rows = RNG.standard_normal((5000, 5))
     expected = estimator.predict(rows)
-    local = KernelRidge(kernel=lambda a, b: a @ b.T).fit(X, targets)
+    local = KernelRidge(kernel=lambda a, b: a @ b.T).fit(X, Y)
     monkeypatch.setattr(dkrr.models.prediction, "MAX_IN_PROCESS_ENTRIES", 1)
     assert len(local.predict(rows)) == 5000  # a function without a name is known to this process alone
     monkeypatch.setattr(dkrr.models.model.Model, "compute", None)  # what this process would do
@@ -350,15 +324,6 @@ def test_what_has_no_meaning_is_refused(options: dict[str, Any], message: str) -
         KernelRidge(**RBF, **options).fit(X, Y)
 
 
-@pytest.mark.parametrize("precision", ["float64", "mixed"])
-def test_a_fit_of_more_rows_continues_the_factor(tmp_path: Path, precision: str) -> None:
-    options = {"tile_size": 64, "solver": "cholesky", "precision": precision, "store": str(tmp_path / "store")}
-    est = KernelRidge(**RBF, **options).fit(append(X[:200], tmp_path / "data.zarr", y=Y[:200]))
-    est.fit(append(X[200:], tmp_path / "data.zarr", y=Y[200:]))
-    assert est.solution_.reused["factor"]["rows"] == 200
-    np.testing.assert_allclose(est.predict(Z), KernelRidge(**RBF).fit(X, Y).predict(Z), rtol=1e-7, atol=1e-9)
-
-
 # --- an intercept, with every solver ----------------------------------------------------------------------------------
 
 WEIGHT = RNG.uniform(0.2, 2, 300) * (np.arange(300) % 7 > 0)
@@ -411,19 +376,13 @@ def test_ones_are_predicted_as_one_whatever_alpha_and_weights(way: str, alpha: f
     assert est.intercept_[0] == pytest.approx(1, abs=1e-14)
 
 
-def test_an_intercept_is_not_shrunk_and_the_weight_of_a_constant_feature_is() -> None:
-    """With a linear kernel: the intercept is that of ridge regression; Welling's bias is the weight of a feature."""
+def test_an_intercept_is_not_shrunk() -> None:
     y = X @ np.array([1.0, -2.0, 0.5, 0.0, 0.0]) + 9.0
-    ones = np.hstack([X, np.ones((300, 1))])
-    there = np.hstack([Z, np.ones((37, 1))])
     for alpha in (1e-3, 10.0, 1e3, 1e9):
         ridge = Ridge(alpha=alpha).fit(X, y, sample_weight=WEIGHT)
         est = KernelRidge(alpha=alpha, kernel="linear", fit_intercept=True).fit(X, y, sample_weight=WEIGHT)
         assert est.intercept_ == pytest.approx(ridge.intercept_, rel=1e-9)
         np.testing.assert_allclose(est.predict(Z), ridge.predict(Z), rtol=1e-8)
-        shrunk = Ridge(alpha=alpha, fit_intercept=False).fit(ones, y, sample_weight=WEIGHT)
-        bias = KernelRidge(alpha=alpha, kernel="linear").fit(ones, y, sample_weight=WEIGHT)
-        np.testing.assert_allclose(bias.predict(there), shrunk.predict(there), rtol=1e-7, atol=1e-12)
 
 
 # --- the primal solver ------------------------------------------------------------------------------------------------
@@ -505,27 +464,28 @@ YK = np.stack([np.sin(XK[:, 0]), XK[:, 1]], axis=1)
 WK = OTHER.uniform(0, 2, SIZE) * (np.arange(SIZE) % 4 > 0)
 K = rbf_kernel(XK)
 K_TEST = rbf_kernel(OTHER.standard_normal((31, 4)), XK)
-MATRIX_FORMS = ("array", "Fortran", "dask", "zarr", "zarr path", ".npy", "memory map", "float32 dask")
 
 
-def form(name: str, folder: Path, matrix: np.ndarray = K) -> Any:
-    match name:
-        case "array":
-            return matrix
-        case "Fortran":
-            return np.asfortranarray(matrix)
-        case "dask":
-            return da.from_array(matrix, chunks=(70, 101))
-        case "float32 dask":
-            return da.from_array(matrix, chunks=50).astype(np.float32)
-        case "zarr":
-            return zarr.create_array(str(folder / "K.zarr"), data=matrix, chunks=(90, 40))
-        case "zarr path":
-            zarr.create_array(str(folder / "K.zarr"), data=matrix, chunks=(90, 40))
-            return folder / "K.zarr"
-        case _:
-            np.save(folder / "K.npy", matrix)
-            return folder / "K.npy" if name == ".npy" else np.load(folder / "K.npy", mmap_mode="r")
+def npy(folder: Path, matrix: np.ndarray) -> Path:
+    np.save(folder / "K.npy", matrix)
+    return folder / "K.npy"
+
+
+def zarr_path(folder: Path, matrix: np.ndarray) -> Path:
+    zarr.create_array(str(folder / "K.zarr"), data=matrix, chunks=(90, 40), overwrite=True)
+    return folder / "K.zarr"
+
+
+MATRIX_FORMS: dict[str, Callable[[Path, np.ndarray], Any]] = {
+    "array": lambda folder, matrix: matrix,
+    "Fortran": lambda folder, matrix: np.asfortranarray(matrix),
+    "dask": lambda folder, matrix: da.from_array(matrix, chunks=(70, 101)),
+    "float32 dask": lambda folder, matrix: da.from_array(matrix, chunks=50).astype(np.float32),
+    "zarr": lambda folder, matrix: zarr.open_array(str(zarr_path(folder, matrix))),
+    "zarr path": zarr_path,
+    ".npy": npy,
+    "memory map": lambda folder, matrix: np.load(npy(folder, matrix), mmap_mode="r"),
+}
 
 
 @pytest.mark.parametrize("tile_size", ["auto", TILE])
@@ -534,7 +494,7 @@ def test_every_form_of_the_matrix(name: str, tile_size: Any, tmp_path: Path) -> 
     expected = DenseKernelRidge(kernel="precomputed", alpha=0.1).fit(K, YK, sample_weight=WK)
     rtol = 1e-5 if "float32" in name else 1e-9
     fit = KernelRidge(kernel="precomputed", alpha=0.1, tile_size=tile_size)
-    fit.fit(form(name, tmp_path), YK, sample_weight=WK)
+    fit.fit(MATRIX_FORMS[name](tmp_path, K), YK, sample_weight=WK)
     assert np.linalg.norm(fit.dual_coef_ - expected.dual_coef_) < rtol * np.linalg.norm(expected.dual_coef_)
     assert np.all(fit.dual_coef_[WK == 0] == 0)
     assert fit.n_features_in_ == SIZE
@@ -571,17 +531,14 @@ BAD_MATRICES: dict[str, tuple[np.ndarray, str]] = {
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("name", ["array", "dask", "zarr path", ".npy"])
-@pytest.mark.parametrize("tile_size", ["auto", TILE])
+@pytest.mark.parametrize("name", ["array", "dask", ".npy"])
 @pytest.mark.parametrize("case", BAD_MATRICES)
-def test_bad_matrices(case: str, tile_size: Any, name: str, tmp_path: Path) -> None:
+def test_bad_matrices(case: str, name: str, tmp_path: Path) -> None:
     matrix, message = BAD_MATRICES[case]
     store = tmp_path / "store"
-    for given in ({}, {"store": store}):
-        estimator = KernelRidge(kernel="precomputed", tile_size=tile_size, **given)
+    for given in ({}, {"tile_size": TILE, "store": store}):
+        estimator = KernelRidge(kernel="precomputed", **given)
         with pytest.raises(DataError, match=message) as error:
-            estimator.fit(form(name, tmp_path, matrix), YK)
+            estimator.fit(MATRIX_FORMS[name](tmp_path, matrix), YK)
         assert isinstance(error.value, ValueError)
         assert not store.exists()
-        if name == "zarr path":
-            shutil.rmtree(tmp_path / "K.zarr")

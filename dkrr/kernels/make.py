@@ -366,7 +366,10 @@ def kernel_from_dict(values: Mapping[str, Any]) -> Kernel:
         An unknown kernel, parameter or value.
     """
     parameters = dict(values)
-    name = parameters.pop("kernel", None)
+    if "kernel" not in parameters:
+        hint = "{'kernel': 'rbf', 'gamma': 0.1} is one; kernels are added as {'kernel': 'sum', 'terms': [...]}"
+        raise ParameterError(f"kernel = {parameters!r} has no 'kernel', its name", hint=hint)
+    name = parameters.pop("kernel")
     if str(name) not in STORED:
         raise ParameterError(f"kernel = {name!r} in a dictionary", hint=nearest(str(name), STORED))
     what, kind = f"kernel {name!r}", STORED[str(name)]

@@ -1,1 +1,1 @@
-"""Ratios measured side by side in one run: ``python -m tests.benchmarks``."""
+"""Figures of speed, memory and accuracy, each measured in one run against its bar or its rivals."""

@@ -1,42 +1,123 @@
-"""Run contenders side by side on one problem, and let only equal answers count.
+"""What all measures share: figures and their bars, job files run as a person runs them, and contenders side by side.
 
 Contenders take turns (A B C A B C), so that a machine that slows down slows all of them; a figure is the median of a
-contender's turns. One that crashes is shown with its signal and not run again.
+contender's turns. One that crashes is shown with its signal and not run again; one whose answer is not that of the
+first has no time.
 
-``python -m tests.benchmarks.harness module:function SPEC.json RESULT`` is the fresh process of one turn: SPEC.json
-holds the keyword arguments of the function; what it returns is written to RESULT.json, an array under "answer" to
-RESULT.npy.
+DKRR_MEASURE_SCALE (1 unless set) multiplies the number of rows of every measure, to try the tests themselves. At
+another scale than 1 a bar that is promised at full size is shown and not judged.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
-import platform
+import os
+import pickle
 import resource
-import shutil
 import statistics
 import sys
-import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.table import Table
+import pytest
 
-from dkrr.engine.machine import cpu_count
-from tests.benchmarks.processes import clean_environment, run_sampled
+from dkrr.jobs import toml
+from tests.benchmarks.processes import Completed, clean_environment, run_sampled
 
-__all__ = ["Contender", "Problem", "Run", "figures", "judge_answers", "machine", "run_in_turns", "run_once", "table"]
+SCALE = float(os.environ.get("DKRR_MEASURE_SCALE", "1"))
+
+
+def scaled(n: int, least: int = 256) -> int:
+    """A number of rows at this session's scale."""
+    return n if SCALE == 1 else max(least, round(n * SCALE))
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+# verdict, line, figure and bar
+FIGURES: pytest.StashKey[list[tuple[str, str, str, str]]] = pytest.StashKey()
+
+
+@dataclass
+class Judge:
+    """Records a figure, then asserts its bar."""
+
+    figures: list[tuple[str, str, str, str]] = field(default_factory=list)
+
+    def __call__(self, line: str, figure: str, bar: str, holds: bool, *, at_full_size: bool = False) -> None:
+        """Record ``figure`` under ``line``; ``holds`` must be true.
+
+        ``at_full_size``: the bar is a promise about the full size and is judged there only.
+        """
+        is_judged = SCALE == 1 or not at_full_size
+        verdict = ("pass" if holds else "FAIL") if is_judged else f"not judged at scale {SCALE:g}"
+        self.figures.append((verdict, line, figure, bar))
+        print(f"{line}: {figure} (bar: {bar}): {verdict}")
+        assert holds or not is_judged, f"{line}: {figure}; bar: {bar}"
+
+
+def table_lines(rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """Rows of cells as lines, each column as wide as its widest cell."""
+    found = list(rows)
+    widths = [max(map(len, column)) for column in zip(*found, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in found]
+
+
+# --- jobs ------------------------------------------------------------------------------------------------------------
+
+
+def run_command(folder: Path, *arguments: str, prefix: tuple[str, ...] = (), timeout: float = 3600.0) -> Completed:
+    """``dkrr ARGUMENTS`` to its end in a fresh process, sampled; it has to end well."""
+    done = run_sampled([*prefix, sys.executable, "-m", "dkrr.cli", *arguments], folder=folder, timeout=timeout)
+    print(done.stdout)
+    assert done.status == "ok", done.stderr
+    return done
+
+
+def write_job(folder: Path, n: int, **tables: dict[str, Any]) -> Path:
+    """``job.toml`` on ``n`` generated rows with two local workers; ``tables`` are merged into it."""
+    document: dict[str, dict[str, Any]] = {
+        "data": {"path": f"generate:friedman?n={n}&d=10&seed=0", "standardize": True},
+        "model": {"kernel": "rbf", "gamma": 0.1, "alpha": 1e-3},
+        "cluster": {"workers": 2, "memory_limit": "2GiB"},
+        "output": {"directory": "run", "store": "store", "keep": "model"},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    merged = {name: document.get(name, {}) | tables.get(name, {}) for name in (*document, *tables)}
+    merged["model"] = tables.get("model", document["model"])  # another kernel has other keys
+    (folder / "job.toml").write_text(toml.dumps(merged))
+    return folder / "job.toml"
+
+
+def run_job(job: Path, **options: Any) -> tuple[Completed, dict[str, Any]]:
+    """``dkrr fit JOB``, and its ``result.json``."""
+    done = run_command(job.parent, "fit", str(job), **options)
+    result: dict[str, Any] = json.loads((job.parent / "run" / "result.json").read_text())
+    print(result["message"], result["seconds"])
+    return done, result
+
+
+def real_rows(name: str, data_folder: Path) -> dict[str, dict[str, Any]]:
+    """The tables of a job on a real set with its published split; generated rows at another scale: it has one size."""
+    if SCALE != 1:
+        return {"evaluate": {"fraction": 0.1, "metric": "rmse"}}
+    data, mask = (str(data_folder / name / file) for file in ("data.csv.gz", "test_mask.csv.gz"))
+    return {
+        "data": {"path": data, "target": [-1], "header": False, "standardize": True},
+        "evaluate": {"mask": mask, "mask_column": 0, "metric": "rmse"},
+    }
+
+
+# --- contenders ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """X (n, d) standard normal, y = sin of a projection + noise; rbf kernel, one target.
+    """X (n, d) standard normal, y = sin of a projection + noise; rbf kernel unless a contender has another.
 
     The Gram matrix has condition number of about 0.2 n / alpha, so answers in float64 agree to 1e-9 at full size.
     """
@@ -45,185 +126,83 @@ class Problem:
     d: int = 10
     gamma: float = 0.1
     alpha: float = 1e-3
-    seed: int = 0
-    tile_size: int | str = "auto"
-    memory_limit: str = "2GiB"
 
-    def write(self, folder: Path) -> None:
-        """Write X.npy and y.npy."""
-        random = np.random.default_rng(self.seed)
+    def rows(self) -> tuple[Any, Any]:
+        """X and y."""
+        random = np.random.default_rng(0)
         x = random.standard_normal((self.n, self.d))
-        np.save(folder / "X.npy", x)
-        np.save(folder / "y.npy", np.sin(x @ random.standard_normal(self.d)) + 0.1 * random.standard_normal(self.n))
+        return x, np.sin(x @ random.standard_normal(self.d)) + 0.1 * random.standard_normal(self.n)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """A program: a function ("module:name"), the environment that it gets, and how near its answer has to be.
+    """A program: a function of a problem and ``options``, its environment, and how near its answer has to be.
 
-    ``overrides`` replace parameters of the problem, which makes a contender whose work is not equal.
+    It returns the "answer", "seconds", and whatever else is to be told.
     """
 
     name: str
-    function: str
-    family: str = "other"
+    function: Callable[..., dict[str, Any]]
     environment: dict[str, str] = field(default_factory=dict)
-    overrides: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     tolerance: float = 1e-6
 
 
 @dataclass
-class Run:
-    """One turn of one contender. Its time counts when ``status`` is "ok"."""
+class Row:
+    """What the turns of a contender came to; there are ``seconds`` where ``status`` is "ok"."""
 
-    contender: Contender
-    status: str
-    facts: dict[str, Any]
-    answer: Any = None
-    peak_bytes: int = 0
-    peak_by_kind: dict[str, int] = field(default_factory=dict)
-    difference: float | None = None
+    status: str = "ok"
+    turns: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def seconds(self) -> float:
+        """The median of the turns; infinity where one of them failed."""
+        return statistics.median(turn["seconds"] for turn in self.turns) if self.status == "ok" else np.inf
 
-def run_once(contender: Contender, problem: Problem, folder: Path, timeout: float = 3600.0) -> Run:
-    """One turn in a fresh process, with its files removed afterwards."""
-    scratch = folder / f"scratch-{uuid.uuid4().hex[:8]}"
-    scratch.mkdir()
-    result, run = scratch / "result", Run(contender, "ok", {})
-    specification = asdict(problem) | {"folder": str(folder), "scratch": str(scratch)} | contender.overrides
-    (scratch / "problem.json").write_text(json.dumps(specification))
-    command = [sys.executable, "-m", "tests.benchmarks.harness", contender.function]
-    environment = clean_environment(contender.environment)
-    try:
-        done = run_sampled(
-            [*command, str(scratch / "problem.json"), str(result)],
-            folder=folder,
-            environment=environment,
-            timeout=timeout,
-        )
-        run.status, run.peak_bytes, run.peak_by_kind = (
-            done.status,
-            done.memory.total_peak_bytes,
-            done.memory.peak_by_kind(),
-        )
-        if run.status == "ok":
-            run.facts = json.loads(result.with_suffix(".json").read_text())
-            run.answer = np.load(result.with_suffix(".npy")) if result.with_suffix(".npy").exists() else None
-    except TimeoutError as exc:
-        run.status = f"timed out: {exc}"
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return run
+    def cells(self) -> tuple[str, ...]:
+        """Time, peak memory of the whole tree, and by how much the answer differs from the first contender's."""
+        if self.status != "ok":
+            return self.status, "", ""
+        peak, difference = (max(turn[name] for turn in self.turns) for name in ("peak_bytes", "difference"))
+        return f"{self.seconds:.3g} s", f"{peak / 1e9:.2f} GB", f"{difference:.1e}"
 
 
-def run_in_turns(
-    problem: Problem,
-    schedule: Iterable[Contender],
-    folder: Path,
-    *,
-    reference: str = "sklearn",
-    say: Callable[[str], None] = lambda line: None,
-) -> list[Run]:
-    """Run a schedule of turns on one problem, then judge the answers by the first one of the family ``reference``."""
-    problem.write(folder)
-    runs: list[Run] = []
+def run_in_turns(problem: Problem, schedule: Iterable[Contender], folder: Path) -> dict[str, Row]:
+    """Run a schedule of turns on one problem, each in a fresh process; prints a table."""
+    rows, right = dict[str, Row](), None
     for contender in schedule:
-        if any(run.contender.name == contender.name and run.status != "ok" for run in runs):
+        row = rows.setdefault(contender.name, Row())
+        if row.status != "ok":
             continue
-        run = run_once(contender, problem, folder)
-        runs.append(run)
-        shown = f"{run.facts['seconds']:.2f} s, {run.peak_bytes / 1e9:.2f} GB" if run.status == "ok" else run.status
-        say(f"{contender.name}: {shown}")
-    judge_answers(runs, reference)
-    return runs
-
-
-def judge_answers(runs: Sequence[Run], reference: str = "sklearn") -> None:
-    """Reject every turn whose answer differs by more than its contender's tolerance from the reference.
-
-    That is the first turn of the family ``reference`` that ran, or without one the first that ran.
-    """
-    ran = [run for run in runs if run.status == "ok"]
-    for run in ran:
-        right = next((one for one in ran if one.contender.family == reference), ran[0])
-        if run.answer is None or run.answer.shape != right.answer.shape:
-            shape = None if run.answer is None else run.answer.shape
-            run.status = f"rejected: an answer of shape {shape}, {right.answer.shape} expected"
-            continue
-        run.difference = float(np.max(np.abs(run.answer - right.answer)) / np.max(np.abs(right.answer)))
-        if not run.difference <= run.contender.tolerance:  # NaN is rejected as well
-            run.status = f"rejected: answers differ by {run.difference:.1e} from {right.contender.name}"
-
-
-def figures(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
-    """Figures of each contender by name: medians of its turns, None as soon as one of them failed."""
-    rows = {}
-    for contender in {run.contender.name: run.contender for run in runs}.values():
-        mine = [run for run in runs if run.contender == contender]
-        failed = next((run.status for run in mine if run.status != "ok"), None)
-        good = [] if failed else mine
-        facts = [run.facts for run in good]
-        rows[contender.name] = {
-            "family": contender.family,
-            "status": failed or "ok",
-            "seconds": _median([one["seconds"] for one in facts]),
-            "all_seconds": [one["seconds"] for one in facts],
-            "start_seconds": _median([one["start_seconds"] for one in facts if "start_seconds" in one]),
-            "peak_bytes": _median([run.peak_bytes for run in good]),
-            "peak_by_kind": good[0].peak_by_kind if good else {},
-            "difference": max((run.difference for run in good if run.difference is not None), default=None),
-            "facts": facts,
-        }
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            asked, told = Path(scratch) / "asked", Path(scratch) / "told"
+            asked.write_bytes(pickle.dumps((contender.function, (problem, scratch), contender.options)))
+            command = [sys.executable, "-m", "tests.benchmarks.harness", str(asked), str(told)]
+            try:
+                done = run_sampled(command, folder=folder, environment=clean_environment(contender.environment))
+                row.status = done.status
+            except TimeoutError as exc:
+                row.status = f"timed out: {exc}"
+            if row.status != "ok":
+                continue
+            turn = pickle.loads(told.read_bytes()) | {"peak_bytes": done.total_peak_bytes}
+        answer = np.asarray(turn.pop("answer"))
+        right = answer if right is None else right
+        same = answer.shape == right.shape
+        turn["difference"] = float(np.abs(answer - right).max() / np.abs(right).max()) if same else np.nan
+        if not turn["difference"] <= contender.tolerance:  # NaN is rejected as well
+            row.status = f"rejected: answers differ by {turn['difference']:.1e}"
+        row.turns.append(turn)
+    print(problem, *table_lines([(name, *row.cells()) for name, row in rows.items()]), sep="\n")
     return rows
 
 
-def _median(values: Sequence[float]) -> float | None:
-    return statistics.median(values) if values else None
-
-
-def fastest(rows: Mapping[str, Mapping[str, Any]], family: str) -> str | None:
-    """The fastest member of a family whose time counts."""
-    timed = {name: row["seconds"] for name, row in rows.items() if row["family"] == family and row["seconds"]}
-    return min(timed, key=timed.__getitem__, default=None)
-
-
-def table(title: str, caption: str, rows: Mapping[str, Mapping[str, Any]], columns: Mapping[str, Any]) -> Table:
-    """One row a contender; ``columns`` are functions of a row by heading. Without a time it has its status alone."""
-    shown = Table(title=title, caption=caption, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("contender", *columns):
-        shown.add_column(name, justify="left" if name == "contender" else "right")
-    for name, row in rows.items():
-        if row["status"] == "ok":
-            shown.add_row(name, *(_text(column(row)) for column in columns.values()))
-        else:
-            shown.add_row(name, f"[bold]{row['status']}[/bold]", *["-"] * (len(columns) - 1))
-    return shown
-
-
-def _text(value: Any) -> str:
-    return "-" if value is None else value if isinstance(value, str) else f"{value:.3g}"
-
-
-def machine() -> str:
-    """CPU, cores, versions."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    names = ("numpy", "scipy", "scikit-learn", "dask", "distributed", "zarr")
-    return f"{cpu or platform.processor()}, {cpu_count()} CPUs; " + ", ".join(
-        f"{name} {version(name)}" for name in names
-    )
-
-
-def main(target: str, specification: str, result: str) -> None:
+def main(asked: str, told: str) -> None:
     """One turn; Dask's LocalCluster imports this module once more in every worker."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash at full size would write a core file of gigabytes
-    module, _, name = target.partition(":")
-    facts = getattr(importlib.import_module(module), name)(**json.loads(Path(specification).read_text()))
-    answer = facts.pop("answer", None)
-    if answer is not None:
-        np.save(f"{result}.npy", np.asarray(answer, dtype=np.float64))
-    Path(f"{result}.json").write_text(json.dumps(facts))
+    function, arguments, options = pickle.loads(Path(asked).read_bytes())
+    Path(told).write_bytes(pickle.dumps(function(*arguments, **options)))
 
 
 if __name__ == "__main__":

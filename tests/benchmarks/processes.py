@@ -1,229 +1,227 @@
-"""Run a command in a fresh process and watch the memory of everything that it starts.
+"""Run a command in a fresh process and watch the memory of everything that it starts; a hard limit on all of it.
 
 Memory is RSS, what ``top`` shows and what Dask compares with a worker's limit: it counts pages of files that are mapped
 at that moment (tiles being read) and leaves out page cache that nobody maps. Memory of several processes is the sum of
 their RSS at one sample, so pages that they share (libraries) are counted once for each of them: the sum errs against
-programs of several processes, dkrr and Dask, and never in their favour. PSS would divide shared pages fairly, but
-reading it walks the page tables of the process, which would slow down what is timed.
+programs of several processes, such as dkrr, and never in their favour.
 
 The peak of a single process is the kernel's own high-water mark (VmHWM), which no sample can miss but that of the last
 interval. ``ru_maxrss`` would not do: a child that is started through vfork begins with the peak of its parent.
+
+A hard limit is a control group of its own, page cache included, below the one that this process is in (version 1;
+version 2 also beside it). Needs the right to make one: root, or a delegated group.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
-__all__ = [
-    "ROOT",
-    "Completed",
-    "MemorySampler",
-    "clean_environment",
-    "kill_tree",
-    "resident_bytes",
-    "run_sampled",
-]
-
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE_SECONDS = 0.2
-_THREADS_AND_KERNELS = (
-    "OPENBLAS_NUM_THREADS",
-    "OPENBLAS_CORETYPE",
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "GOTO_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-    "DKRR_FAILPOINTS",
-)
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+THREADS_AND_KERNELS = re.compile(r"(OPENBLAS|OMP|MKL|GOTO|BLIS)_.*|DKRR_FAILPOINTS")
+# marks of a command line, the first of which counts: a worker's may carry a warning filter that names the tracker
+KINDS = {"spawn_main": "worker", "dask_spec": "nanny", "resource_tracker": "tracker"}
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of a user: nothing said about BLAS, and this checkout first on the import path."""
-    environment = {name: value for name, value in os.environ.items() if name not in _THREADS_AND_KERNELS}
+    environment = {name: value for name, value in os.environ.items() if not THREADS_AND_KERNELS.fullmatch(name)}
     paths = [str(ROOT), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
-    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-    return {**environment, **(extra or {})}
+    return environment | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), **(extra or {})}
 
 
-def resident_bytes(pid: int | str = "self") -> tuple[int, int]:
+def resident_bytes(pid: int) -> tuple[int, int]:
     """(VmRSS, VmHWM) of a process in bytes; (0, 0) for one that is gone or has no memory any more."""
-    values = {"VmRSS": 0, "VmHWM": 0}
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            name, _, rest = line.partition(":")
-            if name in values:
-                values[name] = 1024 * int(rest.split()[0])
-    return values["VmRSS"], values["VmHWM"]
-
-
-def kind_of(command_line: Sequence[str], *, is_root: bool) -> str:
-    """What a process of the tree is."""
-    if is_root:
-        return "command"
-    text = " ".join(command_line)
-    for mark, kind in (
-        ("spawn_main", "worker"),  # first: its command line may carry a warning filter that names the tracker
-        ("dask_spec", "nanny"),
-        ("resource_tracker", "tracker"),
-    ):
-        if mark in text:
-            return kind
-    return "other"
+        found = re.findall(r"^Vm(HWM|RSS):\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        values = {name: 1024 * int(value) for name, value in found}
+        return values.get("RSS", 0), values.get("HWM", 0)
+    return 0, 0
 
 
 @dataclass
-class MemorySampler:
-    """Samples a process and all its descendants until :meth:`stop`.
+class Completed:
+    """A command that ended, and the memory of its tree: ``peaks`` of (pid, kind), and of all together."""
 
-    Attributes
-    ----------
-    peaks
-        (pid, kind) -> largest VmHWM seen, bytes.
-    total_peak_bytes
-        The largest sum of RSS over the whole tree at one sample.
-    tree
-        Every process that was ever seen.
-    """
-
-    pid: int
-    interval_seconds: float = SAMPLE_SECONDS
+    returncode: int = 0
+    stdout: str = ""
+    stderr: str = ""
+    seconds: float = 0.0
     peaks: dict[tuple[int, str], int] = field(default_factory=dict)
     total_peak_bytes: int = 0
-    tree: dict[int, psutil.Process] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._stopped = threading.Event()
-        self._root = psutil.Process(self.pid)
-        self.tree[self.pid] = self._root
-        self._thread = threading.Thread(target=self._sample_until_stopped, daemon=True)
-
-    def start(self) -> MemorySampler:
-        self._thread.start()
-        return self
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-    def peak_by_kind(self) -> dict[str, int]:
-        """The largest process of each kind, bytes."""
-        found: dict[str, int] = {}
-        for (_, kind), peak in self.peaks.items():
-            found[kind] = max(found.get(kind, 0), peak)
-        return found
-
-    def sample(self) -> None:
-        """Take one sample now."""
-        try:
-            children = self._root.children(recursive=True)
-        except psutil.NoSuchProcess:
-            children = []
-        total = 0
-        root_line: list[str] = []
-        for process in [self._root, *children]:
-            self.tree.setdefault(process.pid, process)
-            is_root = process.pid == self.pid
-            with contextlib.suppress(psutil.Error):
-                # looked at every time: a process gets its own command line, and its own memory, at exec
-                line = process.cmdline()
-                if is_root:
-                    root_line = line
-                elif line == root_line and time.time() - process.create_time() < 1:
-                    continue  # between vfork and exec: its memory is its parent's
-                rss, peak = resident_bytes(process.pid)
-                total += rss
-                if peak:
-                    key = (process.pid, kind_of(line, is_root=is_root))
-                    self.peaks[key] = max(self.peaks.get(key, 0), peak)
-        self.total_peak_bytes = max(self.total_peak_bytes, total)
-
-    def _sample_until_stopped(self) -> None:
-        while not self._stopped.is_set():
-            self.sample()
-            self._stopped.wait(self.interval_seconds)
-
-
-@dataclass(frozen=True)
-class Completed:
-    """A command that ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-    seconds: float
-    memory: MemorySampler
 
     @property
     def status(self) -> str:
         """ "ok", "crashed (SIGSEGV)" or the last line of stderr."""
-        if self.returncode == 0:
-            return "ok"
         if self.returncode < 0:
             return f"crashed ({signal.Signals(-self.returncode).name})"
-        lines = self.stderr.strip().splitlines()
-        return f"failed ({self.returncode}): {lines[-1] if lines else 'no message'}"
+        last = (self.stderr.strip().splitlines() or ["no message"])[-1]
+        return f"failed ({self.returncode}): {last}" if self.returncode else "ok"
+
+    def peak(self, kind: str) -> int:
+        """Of the largest process of a kind: "command", "worker", "nanny"."""
+        return max((peak for (_, own), peak in self.peaks.items() if own == kind), default=0)
 
 
-def kill_tree(sampler: MemorySampler) -> None:
-    """Kill what is left of a tree, processes that the sampler saw and their present children, by their ids."""
-    processes = dict(sampler.tree)
-    for process in list(processes.values()):
-        with contextlib.suppress(psutil.Error):
-            processes.update({child.pid: child for child in process.children(recursive=True)})
-    for process in processes.values():
-        with contextlib.suppress(psutil.Error):
-            process.kill()  # psutil compares creation times: never a stranger with a reused id
-    psutil.wait_procs(list(processes.values()), timeout=10)
+def sample(root: psutil.Process, seen: dict[int, psutil.Process], into: Completed) -> None:
+    """Look at a process and all its descendants once."""
+    total, root_line = 0, list[str]()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in [root, *root.children(recursive=True)]:
+            seen.setdefault(process.pid, process)
+            with contextlib.suppress(psutil.Error):
+                # looked at every time: a process gets its own command line, and its own memory, at exec
+                line = process.cmdline()
+                root_line = root_line or line
+                is_root = process.pid == root.pid
+                if not is_root and line == root_line and time.time() - process.create_time() < 1:
+                    continue  # between vfork and exec: its memory is its parent's
+                kind = next((kind for mark, kind in KINDS.items() if mark in " ".join(line)), "other")
+                key = process.pid, "command" if is_root else kind
+                rss, peak = resident_bytes(process.pid)
+                total += rss
+                into.peaks[key] = max(into.peaks.get(key, 0), peak)
+    into.total_peak_bytes = max(into.total_peak_bytes, total)
 
 
 def run_sampled(
-    command: Sequence[str],
-    *,
-    folder: Path,
-    environment: Mapping[str, str] | None = None,
-    timeout: float = 3600.0,
+    command: Sequence[str], *, folder: Path, environment: Mapping[str, str] | None = None, timeout: float = 3600.0
 ) -> Completed:
-    """Run a command to its end under a :class:`MemorySampler`; nothing of its tree is left then.
+    """Run a command to its end, or for ``timeout`` seconds, and sample it; nothing of its tree is left then.
 
     Raises
     ------
     TimeoutError
-        It did not end within ``timeout`` seconds; it was killed.
+        It did not end in time; it was killed.
     """
+    done, stopped, seen = Completed(), threading.Event(), dict[int, psutil.Process]()
     began = time.perf_counter()
-    environment = clean_environment() if environment is None else environment
     with tempfile.TemporaryDirectory(dir=folder, prefix="output-") as name:
-        output = Path(name)
-        with (output / "stdout").open("w") as stdout, (output / "stderr").open("w") as stderr:
+        stdout, stderr = Path(name) / "stdout", Path(name) / "stderr"
+        with stdout.open("w") as out, stderr.open("w") as err:
             process = subprocess.Popen(
-                list(command),
-                cwd=ROOT,
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                text=True,
-            )
-        sampler = MemorySampler(process.pid).start()
+                list(command), cwd=ROOT, env=environment or clean_environment(), stdin=subprocess.DEVNULL,
+                stdout=out, stderr=err,
+            )  # fmt: skip
+        root = psutil.Process(process.pid)
+
+        def watch() -> None:
+            while not stopped.is_set():
+                sample(root, seen, done)
+                stopped.wait(SAMPLE_SECONDS)
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
         try:
-            returncode = process.wait(timeout)
+            done.returncode = process.wait(timeout)
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"{' '.join(command)} did not end within {timeout:.0f} s") from None
         finally:
-            seconds = time.perf_counter() - began
-            sampler.stop()
-            kill_tree(sampler)
+            done.seconds = time.perf_counter() - began
+            stopped.set()
+            thread.join()
+            sample(root, seen, done)
+            for one in seen.values():
+                with contextlib.suppress(psutil.Error):
+                    one.kill()  # psutil compares creation times: never a stranger with a reused id
+            psutil.wait_procs(list(seen.values()), timeout=10)
             process.wait()
-        stdout_text, stderr_text = ((output / part).read_text(errors="replace") for part in ("stdout", "stderr"))
-    return Completed(returncode, stdout_text, stderr_text, seconds, sampler)
+        done.stdout, done.stderr = (path.read_text(errors="replace") for path in (stdout, stderr))
+    return done
+
+
+# --- a hard limit ----------------------------------------------------------------------------------------------------
+
+
+class NoControlGroupError(Exception):
+    """No control group with a memory limit can be made here; the message says what was tried."""
+
+
+@dataclass(frozen=True)
+class LimitedGroup:
+    """A control group with a memory limit, of version 1 or 2."""
+
+    path: Path
+    version: int
+
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        """Put before a command: it enters the group, then becomes the command."""
+        return ("/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.path / "cgroup.procs"))
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most memory that was ever charged to the group, page cache included."""
+        return int((self.path / ("memory.max_usage_in_bytes" if self.version == 1 else "memory.peak")).read_text())
+
+    @property
+    def num_kills(self) -> int:
+        """Processes of the group that the kernel killed for the limit."""
+        text = (self.path / ("memory.oom_control" if self.version == 1 else "memory.events")).read_text()
+        return int(dict(line.split() for line in text.splitlines())["oom_kill"])
+
+
+@contextmanager
+def limited_group(limit_bytes: int) -> Iterator[LimitedGroup]:
+    """A new group with a limit; at the end its processes are killed and it is removed.
+
+    Raises
+    ------
+    NoControlGroupError
+        None can be made here.
+    """
+    group, tried = None, []
+    for parent, version in _parents():
+        path = parent / f"dkrr-measure-{uuid.uuid4().hex[:8]}"
+        try:
+            path.mkdir()
+            (path / ("memory.limit_in_bytes" if version == 1 else "memory.max")).write_text(str(limit_bytes))
+            swap = path / ("memory.memsw.limit_in_bytes" if version == 1 else "memory.swap.max")
+            if swap.exists():  # not with a kernel without swap
+                swap.write_text(str(limit_bytes if version == 1 else 0))
+        except OSError as exc:
+            tried.append(f"{parent}: {exc.strerror}")
+            with contextlib.suppress(OSError):
+                path.rmdir()
+        else:
+            group = LimitedGroup(path, version)
+            break
+    if group is None:
+        raise NoControlGroupError("no control group with a memory limit: " + ("; ".join(tried) or "none is mounted"))
+    try:
+        yield group
+    finally:
+        for pid in (group.path / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        for _ in range(100):  # until the kernel has given the last process' pages back
+            with contextlib.suppress(OSError):
+                group.path.rmdir()
+                break
+            time.sleep(0.1)
+
+
+def _parents() -> Iterator[tuple[Path, int]]:
+    """Groups in which one with a memory limit may be made, and their version."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, name = line.split(":", 2)
+        own = CONTROL_GROUPS / name.lstrip("/")
+        if "memory" in controllers.split(","):
+            yield CONTROL_GROUPS / "memory" / name.lstrip("/"), 1
+        elif not controllers:  # a group with processes cannot have children with limits: maybe it is to be a sibling
+            yield from ((parent, 2) for parent in dict.fromkeys((own, own.parent)))

@@ -14,7 +14,6 @@ from dkrr.fit.rates import Machine, TileSeconds, choose_split, choose_tiles, nom
 from dkrr.fit.trial import Trial
 from dkrr.kernels import make_kernel
 from dkrr.linalg.cholesky import Split
-from dkrr.linalg.direct import cholesky_nodes
 from dkrr.linalg.workspace import choose_tile_size, task_bytes
 from dkrr.tiles import TileGrid
 from tests.reference import dense_krr
@@ -211,9 +210,6 @@ def test_a_third_of_the_rows_gives_the_right_size(kernel: str) -> None:
     assert found[0].high > found[100].high > found[400].high >= 1
 
 
-# --- split sums and the simulated schedule ---------------------------------------------------------------------------
-
-
 # --- the simulated schedule ------------------------------------------------------------------------------------------
 
 # tiles for which only arithmetic counts, a product taking a second
@@ -225,15 +221,6 @@ def grid_of(side: int, b: int = 128) -> TileGrid:
     return TileGrid(side * b, b)
 
 
-def longest_path(grid: TileGrid, split: Split, seconds: TileSeconds) -> float:
-    """Of the graph, one node after the other."""
-    ends: dict[tuple[int, ...], float] = {}
-    for node in cholesky_nodes(grid, split):
-        began = max((ends[key] for key in node.dependencies), default=0.0)
-        ends[node.key] = began + seconds.of_task(node.key, grid, split)
-    return max(ends.values())
-
-
 @pytest.mark.parametrize(
     ("side", "workers", "num_last", "without", "with_it"),
     [(10, 2, 1, 0.92, 0.98), (20, 32, 2, 0.15, 0.52), (122, 100, 4, 0.27, 0.92)],
@@ -242,16 +229,6 @@ def test_figures_of_the_design(side: int, workers: int, num_last: int, without: 
     grid, split = grid_of(side, 2048), Split(num_columns=side, num_last=num_last)
     assert simulate(grid, Split(), workers, FLOPS).efficiency == pytest.approx(without, abs=0.02)
     assert simulate(grid, split, workers, FLOPS).efficiency == pytest.approx(with_it, abs=0.02)
-
-
-def test_a_schedule_keeps_its_bounds() -> None:
-    grid, split = grid_of(15, 2048), Split(num_columns=20, num_last=2)
-    alone, many = (simulate(grid, split, workers, FLOPS, window=10**6) for workers in (1, 500))
-    path = longest_path(grid, split, FLOPS)
-    assert alone.efficiency == pytest.approx(1)
-    assert many.seconds == pytest.approx(path)
-    three = simulate(grid, split, 3, FLOPS, window=10**6)
-    assert max(path, alone.seconds / 3) * (1 - 1e-12) <= three.seconds <= alone.seconds / 3 + path
 
 
 def test_tiles_for_many_workers() -> None:

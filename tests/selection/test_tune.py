@@ -21,7 +21,7 @@ from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import InterruptedRunError, NotPositiveDefiniteError
 from dkrr.selection import search as trials_module
 from dkrr.selection.choice import FAMILIES, Explained, TuneResult, TuneSettings, family_kernel, kernel_keys
-from dkrr.selection.search import Trial, draw_subset, minimise
+from dkrr.selection.search import draw_subset
 from dkrr.selection.tuning import tune
 
 N, D = 400, 4
@@ -252,19 +252,3 @@ def test_the_keys_of_a_family_build_its_kernel(family: str, shared: bool) -> Non
 def test_rows_that_coincide_without_noise_are_named() -> None:
     with pytest.raises(NotPositiveDefiniteError, match="of 90 rows is not positive definite at row 1 "):
         rows().evaluate("rbf", np.ones(1), 0.0)
-
-
-def test_a_search_ends_where_the_gradient_is_small() -> None:
-    data = rows(n=200)
-
-    def minimised(widths: Array, alpha: float) -> dict[str, Any]:
-        fields = {"family": "rbf", "widths": tuple(widths), "alphas": (alpha,), "num_rows": 200, "num_evaluations": 60}
-        return minimise(data, Trial(stage="", kind="search", **fields))
-
-    found = minimised(np.array([3.0]), 0.5)
-    at = data.evaluate("rbf", np.array(found["widths"]), found["alpha"], gradient=True)
-    assert np.abs(at.gradient).max() < 5e-3
-    assert (found["loss"], found["loo_rmse"]) == (at.loss, at.loo_rmse)
-    assert found["num_evaluations"] < 60
-    # one width for each feature explains more: two of the four features do not matter for each target
-    assert minimised(np.full(FEATURES, found["widths"][0]), found["alpha"])["loss"] < found["loss"] - 0.05

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.measure.figures import FIGURES, Figure, Judge, write_table
+from tests.benchmarks.harness import FIGURES, Judge, table_lines
 
 
 @pytest.fixture
@@ -26,14 +26,14 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    figures = list(config.stash.get(FIGURES, []))
+    figures = list(config.stash.setdefault(FIGURES, []))
     # a test that ended before it had a figure is a line too: failed, or skipped with its reason
     for outcome in ("failed", "error", "skipped"):
         for report in terminalreporter.stats.get(outcome, []):
-            if "measure" in getattr(report, "keywords", {}) and "tests/measure/" in report.nodeid:
-                name = report.nodeid.rpartition("::")[2]
-                reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
-                figures.append(Figure(name, reason or "see above", "", outcome.upper()))
+            if "measure" in getattr(report, "keywords", {}):
+                reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else "see above"
+                figures.append((outcome.upper(), report.nodeid.rpartition("::")[2], reason, ""))
     if figures:
         terminalreporter.section("measured figures")
-        write_table(terminalreporter, figures)
+        for line in table_lines([("", "line", "figure", "bar"), *figures]):
+            terminalreporter.write_line(line)

@@ -1,1 +1,0 @@
-"""One test for each figure that is promised: ``pytest -m measure``."""
