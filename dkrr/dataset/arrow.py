@@ -58,8 +58,7 @@ class ArrowTable(Table):
                 values[:, k] = _floats(arrays[k], f"column {self.names[j]!r} of {self.label}")
             yield values, None if label_column is None else arrays[-1].to_pylist()
 
-    def as_written(self, column: int) -> Iterator[Any]:
-        self.label_type(column)
+    def as_written(self, column: int, *, kind: Any = None) -> Iterator[Any]:
         return (arrays[-1] for arrays in self.arrays([], column))
 
 
@@ -193,7 +192,7 @@ class ParquetTable(ArrowTable):
                 hint="write files of one schema",
             ) from exc
 
-    def label_type(self, column: int) -> Any:
+    def label_type(self, column: int, *, as_text: bool = True) -> Any:
         name = self.names[column]
         kind = self._folders[name].type if name in self._folders else self._types[name]
         return kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -301,8 +300,21 @@ class CsvTable(ArrowTable):
         for values, labels in super().blocks(columns, label_column):
             yield values, labels and [label.strip() for label in labels]
 
-    def label_type(self, column: int) -> Any:
-        return pa.string()  # as it is written there: 007 stays 007
+    def label_type(self, column: int, *, as_text: bool = True) -> Any:
+        """Text as it stands; without ``as_text`` numbers where all fields are, which no code such as 007 is."""
+        digits, point = r"-?(0|[1-9]\d{0,17})", re.escape(self.decimal)
+        real = rf"-?(0|[1-9]\d*)({point}\d+)?([eE][+-]?\d+)?"
+        kinds = {} if as_text else {kind: f"^(|{text})$" for kind, text in ((pa.int64(), digits), (pa.float64(), real))}
+        for array in self.as_written(column) if kinds else ():
+            kinds = {k: text for k, text in kinds.items() if pc.all(pc.match_substring_regex(array, text)).as_py()}
+        return next(iter(kinds), pa.string())
+
+    def as_written(self, column: int, *, kind: Any = None) -> Iterator[Any]:
+        for array in super().as_written(column):
+            if kind not in (None, pa.string()):
+                empty = pc.if_else(pc.equal(array, ""), None, array)
+                array = pc.replace_substring(empty, self.decimal, ".").cast(kind)
+            yield array
 
     def locate(self, row: int) -> str:
         return next((f"line {line}" for line, _ in itertools.islice(self._rows(), row, None)), "")

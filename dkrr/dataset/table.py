@@ -1,7 +1,7 @@
 """What every source of rows becomes: a table of columns that streams as blocks of float64.
 
 A :class:`Table` knows its column names and, mostly, its number of rows, and hands out blocks of the columns one asks
-for. What can be read anywhere is an :class:`ArrayTable`. Separate X, y and weights are one table too (:class:`Join`),
+for. What can be read anywhere is an :class:`ArrayTable`. Separate X, y and weights are one table too (:func:`joined`),
 which knows which columns are targets and weights.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import decimal
-import itertools
 import mmap
 import numbers
 import re
@@ -85,8 +84,10 @@ class Table(ABC):
         """Whether the source named this column."""
         return self.is_named
 
-    def label_type(self, column: int) -> Any:
+    def label_type(self, column: int, *, as_text: bool = True) -> Any:
         """The Arrow type of a column as it stands, which need not hold numbers, for a copy beside predictions.
+
+        ``as_text``: of a text file always text, and not numbers where all fields are.
 
         Raises
         ------
@@ -98,10 +99,9 @@ class Table(ABC):
             hint="predict the file that it was made of",
         )
 
-    def as_written(self, column: int) -> Iterator[Any]:
-        """All values of a column as they stand, as Arrow arrays of its :meth:`label_type`, in order."""
-        self.label_type(column)
-        return iter(())
+    def as_written(self, column: int, *, kind: Any = None) -> Iterator[Any]:
+        """All values of a column as they stand, in order, as Arrow arrays of its :meth:`label_type`."""
+        raise NotImplementedError
 
     def locate(self, row: int) -> str:
         """Where in the source global row ``row`` is, when there is a better word than its number."""
@@ -200,81 +200,61 @@ def _shared_map(array: Any) -> mmap.mmap | None:
     return array if mode in ("r", "r+", "w+") and hasattr(mmap, "MADV_DONTNEED") else None
 
 
-def joined(x: Table, y: Table | None, weight: Table | None) -> Table:
-    """X, y and weights, as far as there are any, as one table."""
-    return x if y is None and weight is None else Join(x, y, weight)
+class Beside(Table):
+    """A table with all columns of another one beside it, targets or weights, which are read whole: a fit holds them."""
 
+    def __init__(self, table: Table, other: Table) -> None:
+        self._table, self._other, self._width = table, other, len(table.names)
+        self._check_rows(table.num_rows, other.num_rows)
+        num_rows = other.num_rows if table.num_rows is None else table.num_rows
+        super().__init__(table.label, [*table.names, *other.names], num_rows, is_named=table.is_named)
+        self.target, self.target_is_1d = table.target, table.target_is_1d
 
-class Join(Table):
-    """X, y and weights side by side, cut to common blocks.
-
-    Raises
-    ------
-    DataError
-        They differ in their number of rows.
-    """
-
-    def __init__(self, x: Table, y: Table | None, weight: Table | None) -> None:
-        self._tables = [table for table in (x, y, weight) if table is not None]
-        num_rows = _common_length(self._tables, [table.num_rows for table in self._tables])
-        names = [name for table in self._tables for name in table.names]
-        super().__init__(x.label, names, num_rows, is_named=x.is_named)
-        self._is_named = [table.has_name(j) for table in self._tables for j in range(len(table.names))]
-        if y is not None:
-            self.target = tuple(range(len(x.names), len(x.names) + len(y.names)))
-            self.target_is_1d = y.is_1d
-        if weight is not None:
-            if len(weight.names) != 1:
-                raise DataError(f"{weight.label} has {len(weight.names)} columns; one expected", hint="pass (rows,)")
-            self.weight = len(names) - 1
-
-    def has_name(self, column: int) -> bool:
-        return self._is_named[column]
-
-    def blocks(self, columns: Sequence[int], label_column: int | None = None) -> Iterator[Block]:
-        tables, streams, places, start = [], list[Iterator[Block]](), [], 0
-        for table in self._tables:
-            mine = range(start, start + len(table.names))
-            place = [k for k, column in enumerate(columns) if column in mine]
-            if place or label_column in mine:
-                label = label_column - start if label_column is not None and label_column in mine else None
-                streams.append(table.blocks([columns[k] - start for k in place], label))
-                tables.append(table)
-                places.append(place)
-            start += len(table.names)
-        done, held = 0, list[Block | None]([None] * len(streams))
-        while True:
-            held = [
-                block if block is not None and len(block[0]) else next(stream, None)
-                for block, stream in zip(held, streams, strict=True)
-            ]
-            blocks = [block for block in held if block is not None]
-            if len(blocks) < len(streams):
-                break
-            length = min(len(values) for values, _ in blocks)
-            joined, labels = np.empty((length, len(columns))), None
-            for place, (values, found) in zip(places, blocks, strict=True):
-                joined[:, place] = values[:length]
-                labels = labels if found is None else found[:length]
-            yield joined, labels
-            done += length
-            held = [(values[length:], found and found[length:]) for values, found in blocks]
-        rest = [
-            done + sum(len(values) for values, _ in itertools.chain([block] if block else [], stream))
-            for block, stream in zip(held, streams, strict=True)
-        ]
-        _common_length(tables, rest)
-
-
-def _common_length(tables: Sequence[Table], lengths: Sequence[int | None]) -> int | None:
-    known = [(table.label, length) for table, length in zip(tables, lengths, strict=True) if length is not None]
-    for label, length in known[1:]:
-        if length != known[0][1]:
+    def _check_rows(self, here: int | None, there: int | None) -> None:
+        if None not in (here, there) and here != there:
             raise DataError(
-                f"{known[0][0]} has {known[0][1]} rows and {label} has {length}; equal numbers expected",
+                f"{self._table.label} has {here} rows and {self._other.label} has {there}; equal numbers expected",
                 hint="check how they were made",
             )
-    return known[0][1] if known else None
+
+    def has_name(self, column: int) -> bool:
+        is_here = column < self._width
+        return self._table.has_name(column) if is_here else self._other.has_name(column - self._width)
+
+    def blocks(self, columns: Sequence[int], label_column: int | None = None) -> Iterator[Block]:
+        here = [k for k, column in enumerate(columns) if column < self._width]
+        there = [k for k, column in enumerate(columns) if column >= self._width]
+        has_labels = label_column is not None and label_column >= self._width
+        label_there = label_column - self._width if label_column is not None and has_labels else None
+        blocks = list(self._other.blocks([columns[k] - self._width for k in there], label_there))
+        side = np.concatenate([values for values, _ in blocks])
+        labels = [label for _, found in blocks for label in found or ()] if has_labels else None
+        if not here and (has_labels or label_column is None):
+            yield side, labels
+            return
+        start = 0
+        for values, found in self._table.blocks([columns[k] for k in here], None if has_labels else label_column):
+            stop = start + len(values)
+            block = np.empty((len(values), len(columns)))
+            block[:, here], beside = values, side[start:stop]
+            block[: len(beside), there] = beside
+            yield block[: len(beside)], labels[start:stop] if labels is not None else found and found[: len(beside)]
+            start = stop
+        self._check_rows(start, len(side))
+
+
+def joined(x: Table, y: Table | None, weight: Table | None) -> Table:
+    """X, y and weights, as far as there are any, as one table that knows which columns are which."""
+    table = x
+    if y is not None:
+        table = Beside(x, y)
+        table.target, table.target_is_1d = tuple(range(len(x.names), len(table.names))), y.is_1d
+    if weight is not None:
+        if len(weight.names) != 1:
+            raise DataError(f"{weight.label} has {len(weight.names)} columns; one expected", hint="pass (rows,)")
+        table = Beside(table, weight)
+        table.weight = len(table.names) - 1
+    return table
 
 
 def unchanged(files: Iterable[Path]) -> Callable[[], None]:

@@ -221,10 +221,11 @@ def _arrow(predictions: Predictions, path: str) -> None:
     from pyarrow.csv import CSVWriter
     from pyarrow.parquet import ParquetWriter
 
-    tables = _tables(predictions)
+    is_text = path.endswith(".csv")
+    tables = _tables(predictions, is_text)
     first = next(tables)
     try:
-        with (CSVWriter if path.endswith(".csv") else ParquetWriter)(path, first.schema) as writer:
+        with (CSVWriter if is_text else ParquetWriter)(path, first.schema) as writer:
             for table in itertools.chain([first], tables):
                 writer.write_table(table)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:  # a list or a structure that is kept
@@ -232,7 +233,7 @@ def _arrow(predictions: Predictions, path: str) -> None:
         raise DataError(f"a column that is kept cannot be written to {ending} ({exc})", hint="write .parquet") from exc
 
 
-def _tables(predictions: Predictions) -> Iterator[Any]:
+def _tables(predictions: Predictions, is_text: bool) -> Iterator[Any]:
     """Blocks of rows as Arrow tables: what is kept, the numbers, the class of the largest score."""
     import pyarrow as pa
 
@@ -241,8 +242,8 @@ def _tables(predictions: Predictions) -> Iterator[Any]:
     kept = {}
     if source is not None:
         for column in predictions.keep:
-            name = source.names[column]
-            kept[name] = _cut(source.as_written(column), source.label_type(column), lengths, name)
+            name, kind = source.names[column], source.label_type(column, as_text=is_text)
+            kept[name] = _cut(source.as_written(column, kind=kind), kind, lengths, name)
     for block in predictions.blocks():
         table: dict[str, Any] = {name: next(values) for name, values in kept.items()}
         table |= {name: pa.array(np.ascontiguousarray(block[:, k])) for k, name in enumerate(predictions.names)}

@@ -575,6 +575,21 @@ def test_text_is_kept_with_the_spaces_at_its_ends(source: str, model: Path, tmp_
         assert found["id"].tolist() == names
 
 
+def test_numbers_of_a_text_file_are_kept_as_numbers_in_parquet_and_as_they_stand_in_text(
+    model: Path, tmp_path: Path
+) -> None:
+    columns = {"whole": ["7", ""], "real": ["1.50", "-2e3"], "code": ["007", "8"], "word": ["1", "x"]}
+    data = csv(FRAME.assign(**{name: values * 60 for name, values in columns.items()}), tmp_path / "new.csv")
+    for output in ("out.csv", "out.parquet"):
+        kept = [option for name in columns for option in ("--keep", name)]
+        assert run("predict", model, data, "-o", tmp_path / output, *kept).exit_code == 0
+    text = pd.read_csv(tmp_path / "out.csv", dtype=str, keep_default_na=False)
+    assert {name: text[name][:2].tolist() for name in columns} == columns
+    found = pq.read_table(tmp_path / "out.parquet").select(list(columns))
+    assert [str(kind) for kind in found.schema.types] == ["int64", "double", "string", "string"]
+    assert found.to_pylist()[1] == {"whole": None, "real": -2000.0, "code": "8", "word": "x"}
+
+
 KEPT_TYPES = {
     "time64[ns]": pa.array(np.arange(1, 121), pa.time64("ns")),
     "time64[us]": pa.array(np.arange(1, 121), pa.time64("us")),
