@@ -124,7 +124,7 @@ def run(problem: Problem, data: Path, folder: Path, solver: dict[str, Any]) -> F
 def expected(summary: FitSummary) -> float:
     """The middle of the estimate's two ends."""
     high = summary.plan.total_seconds
-    return float((high * (summary.plan.estimated_low_seconds or high)) ** 0.5)
+    return float((high * (summary.plan.seconds_low or high)) ** 0.5)
 
 
 def test_measure_auto(judge: Judge, folder: Path) -> None:
@@ -145,7 +145,7 @@ def test_measure_auto(judge: Judge, folder: Path) -> None:
         ratios.append(auto.seconds["total"] / best)
         estimates.append(max(after / expected(auto), expected(auto) / after))
         plan = auto.plan
-        guess = "" if plan.iterations is None else f"{plan.iterations[0]:.0f}-{plan.iterations[1]:.0f}"
+        guess = "" if plan.iterations is None else f"{plan.iterations.low:.0f}-{plan.iterations.high:.0f}"
         table.add_row(
             problem.name,
             f"{auto.seconds['total']:.1f}",
@@ -236,7 +236,7 @@ def test_measure_auto_on_real_rows(judge: Judge, folder: Path, data_folder: Path
             continue
         plan = found["plan"]
         high = sum(plan["estimated_seconds"].values())
-        foreseen = (high * (plan["estimated_low_seconds"] or high)) ** 0.5
+        foreseen = (high * (plan["seconds_low"] or high)) ** 0.5
         total = found["seconds"]["total"]
         taken = total - found["seconds"]["prepare"]
         times.append(max(taken / foreseen, foreseen / taken))
@@ -258,7 +258,7 @@ def test_measure_auto_on_real_rows(judge: Judge, folder: Path, data_folder: Path
             fastest = min(others, key=lambda name: others[name], default="auto")
             ratios.append(total / min(total, others.get(fastest, total)))
             best = f"{fastest} {others.get(fastest, total):.0f} s, {ratios[-1]:.2f}"
-        range_ = "" if plan["iterations"] is None else "-".join(f"{count:.0f}" for count in plan["iterations"])
+        range_ = "" if plan["iterations"] is None else "-".join(f"{count:.0f}" for count in plan["iterations"].values())
         ways = [item["way"] for item in found["given_up"]] + [
             f"{found['solver']} {found['precision']} {plan['rank'] or ''}"
         ]
@@ -266,7 +266,7 @@ def test_measure_auto_on_real_rows(judge: Judge, folder: Path, data_folder: Path
             " ".join(map(str, case)),
             " > ".join(ways),
             f"{range_}: {found['num_iterations']}",
-            f"{plan['estimated_low_seconds']:.0f}-{high:.0f}: {taken:.0f}",
+            f"{plan['seconds_low']:.0f}-{high:.0f}: {taken:.0f}",
             f"{plan['task_bytes'] >> 20}: {peak >> 20}",
             f"{plan['client_bytes'] >> 20}: {found['client_peak_rss_bytes'] >> 20}",
             f"{max(found['relative_residual']):.1e}",
