@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 import dkrr
-from dkrr.jobs.facts import Run
 from dkrr.jobs.plan import plan
 from dkrr.jobs.run_directory import RunDirectory
-from dkrr.jobs.status import Status
 from dkrr.linalg.solution import Solution
 from dkrr.markup import facts_html
 from tests.jobs.report.runs import HOSTILE, fit_here, write_rows
@@ -69,17 +67,3 @@ def test_a_model(run: RunDirectory) -> None:
     assert ">0.1<" in form
     assert model.location is not None
     assert model.location in form
-
-
-def test_a_run(run: RunDirectory, tmp_path: Path) -> None:
-    form = Run(run.location)._repr_html_()
-    read(form)
-    result = run.read("result.json") or {}
-    for words in ("finished", run.location, f"{result['score']['rmse'][0]:.5g}", "report.html", "held-out rmse"):
-        assert words in form
-    missing = Run(tmp_path / "nothing")
-    assert "there is no such run" in missing._repr_html_()
-    failed = Run(tmp_path / "failed")
-    failed.write("status.json", Status(state="failed", error={"message": HOSTILE}).to_dict())
-    assert "&lt;script&gt;" in failed._repr_html_()
-    assert "<script>" not in failed._repr_html_()

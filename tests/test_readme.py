@@ -26,7 +26,7 @@ from scipy.spatial.distance import cdist
 import dkrr
 from dkrr import errors
 from dkrr.cli import main
-from dkrr.jobs.retrain.spec import GateSpec, RetrainSpec
+from dkrr.jobs.retrain_spec import GateSpec, RetrainSpec
 from dkrr.jobs.spec import JobSpec
 from dkrr.kernels.make import NAMED
 from dkrr.linalg.loss import LOSSES

@@ -11,8 +11,8 @@ import pytest
 import dkrr
 from dkrr.dataset import ingest, open_dataset, read_mask
 from dkrr.errors import DamagedChunkError, DataError, StoreError, StoreMismatchError
-from dkrr.jobs.export import Predictions, export_predictions
 from dkrr.jobs.inspection import describe, verify
+from dkrr.jobs.predict import Predictions, export_predictions
 from dkrr.models.model import load_model
 from dkrr.store.files import delete_key, list_keys, read_key, write_json, write_key
 from tests.s3 import Bucket, bucket, s3_server

@@ -166,15 +166,16 @@ def help_command(context: click.Context, topic: str | None) -> None:
     elif topic == "exit-codes":
         _print_rows("exit codes", _exit_codes(), "code", "error", "when")
     else:
-        from dkrr.jobs.retrain.spec import RetrainSpec
+        from dkrr.jobs.retrain_spec import RetrainSpec
         from dkrr.jobs.spec import JobSpec
 
-        for name, table in (JobSpec if topic == "job" else RetrainSpec).tables().items():
-            what = (table.__doc__ or "").partition("\n")[0].partition(": ")[2].replace("``", "")
-            if name == "job":
-                click.echo("and the tables of a job: `dkrr help job` lists their keys")
-            else:
+        tables = (RetrainSpec if topic == "retrain" else JobSpec).tables()
+        for name, table in tables.items():
+            if topic == "job" or name not in JobSpec.model_fields:
+                what = (table.__doc__ or "").partition("\n")[0].partition(": ")[2].replace("``", "")
                 _print_rows(f"[{name}]  {what}", table.described_keys(), "key", "values", "default", "means")
+        if topic == "retrain":
+            click.echo("and the tables of a job: `dkrr help job` lists their keys")
 
 
 def _print_rows(title: str, rows: Iterable[Iterable[object]], *headers: str) -> None:

@@ -210,10 +210,10 @@ def retrain_command(job: Path, as_json: bool, dry_run: bool) -> None:
     model in production stays. Retry only after 6 (cluster) and 75 (interrupted). With --dry-run nothing is changed, and
     refused batches are no error.
     """
-    from dkrr.jobs.retrain.spec import RetrainSpec
+    from dkrr.jobs.retrain_spec import RetrainSpec
 
     spec = RetrainSpec.load(job)
-    from dkrr.jobs.retrain.run import retrain
+    from dkrr.jobs.retrain import retrain
 
     refused: RefusedError | None = None
     with resumable(), ProgressDisplay() as progress:

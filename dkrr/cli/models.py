@@ -12,13 +12,12 @@ import click
 
 from dkrr.cli.app import CommandGroup, json_option, main, print_facts, show
 from dkrr.errors import StoreError
-from dkrr.jobs.run_directory import RunDirectory, find_run
-from dkrr.jobs.status import look_once
+from dkrr.jobs.run_directory import RunDirectory, find_run, look_once
 from dkrr.markup import kernel_words, size
 from dkrr.store.files import children, is_url, join, name_of
 
 if TYPE_CHECKING:
-    from dkrr.jobs.garbage import Garbage
+    from dkrr.jobs.inspection import Garbage
     from dkrr.jobs.registry import Aliases, NamedModel, Version
 
 
@@ -238,7 +237,7 @@ def gc_command(path: str, runs: tuple[str, ...], older_than: float, yes: bool) -
     used the store from elsewhere are known to it; --runs names those that were moved since. Before it is deleted each
     item is looked at again under its lock, and kept if it has changed.
     """
-    from dkrr.jobs.garbage import delete_garbage, find_garbage
+    from dkrr.jobs.inspection import delete_garbage, find_garbage
 
     store, own = _store(path)
 

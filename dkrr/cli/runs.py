@@ -25,8 +25,17 @@ from dkrr.cli.app import json_option, main, print_facts, print_json, show
 from dkrr.jobs.driver import Submitted, cancel_run, resume_run, submit_job
 from dkrr.jobs.facts import live_facts, phase_words, progress_words, run_facts, sentence
 from dkrr.jobs.page import write_report
-from dkrr.jobs.run_directory import RunDirectory, find_run, follow_events, list_runs, runs_folder
-from dkrr.jobs.status import Meter, Status, Watch, look_once
+from dkrr.jobs.run_directory import (
+    Meter,
+    RunDirectory,
+    Status,
+    Watch,
+    find_run,
+    follow_events,
+    list_runs,
+    look_once,
+    runs_folder,
+)
 
 LOOK_SECONDS = 1.0
 SECONDS_BETWEEN_LINES = 10.0

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import ceil
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -141,7 +141,7 @@ class Candidate:
         return asdict(self) | {"name": self.name, "total_seconds": self.total_seconds}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Candidate:
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Inverse of :meth:`to_dict`."""
         known: dict[str, Any] = {item.name: values[item.name] for item in fields(cls)}
         for name, kind in (("iterations", Iterations), ("split", Split)):

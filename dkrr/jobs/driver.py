@@ -1,31 +1,362 @@
-"""Submit a job, resume a run, ask it to stop: all three return at once, for the driver is another process.
+"""Drive a run: take its lease, fence its writes, tell how it stands, hear who wants it to stop, say how it ended.
 
-``python -m dkrr.jobs.driver RUN`` is that process: it runs or resumes the run in the foreground, reads the job
-from its directory, and ends with the exit codes of the command line. Its output is the run's ``driver.log`` (on an
-object store: from its end on).
+``dkrr fit`` in the foreground and detached drivers do the same, in the same directory, so either finds what the other
+has done, and never both of them drive one run.
+
+One thread looks every two seconds for ``cancel.json`` and replaces ``status.json`` (every ten seconds on an object
+store). The thread that works only leaves its figures in a :class:`Monitor`.
+
+Submitting a job, resuming a run and asking it to stop return at once. ``python -m dkrr.jobs.driver RUN`` is the driver
+of a submitted run: it runs or resumes it in the foreground, reads the job from its directory, and ends with the exit
+codes of the command line. Its output is the run's ``driver.log`` (on an object store: from its end on).
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
 import tempfile
+import threading
+import time
 import traceback
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dkrr.errors import DkrrError, LockedError, StoreError, told
-from dkrr.jobs.monitor import CANCEL, error_facts, report_at_end
-from dkrr.jobs.run_directory import RunDirectory, utc_now
-from dkrr.jobs.status import Status, current_driver, look_once, read_status, write_status
-from dkrr.store.interruption import resumable
-from dkrr.store.lease import described, process_record
+from dkrr.errors import CancelledError, DkrrError, InterruptedRunError, LockedError, StoreError, told
+from dkrr.jobs.run_directory import (
+    BEAT_SECONDS,
+    BEAT_SECONDS_REMOTE,
+    EventLog,
+    Meter,
+    RunDirectory,
+    Status,
+    current_driver,
+    driver_lease,
+    look_once,
+    read_status,
+    utc_now,
+    write_status,
+)
+from dkrr.store.files import full_disk
+from dkrr.store.interruption import fenced, interrupt_main_thread, resumable
+from dkrr.store.lease import Lease, described, process_record
 
 if TYPE_CHECKING:
     from dkrr.jobs.spec import JobSpec
+
+
+CANCEL = "cancel.json"
+POLL_SECONDS_REMOTE = 2.0
+# what a cancelled run may take to leave by itself, between two tasks; then its main thread is interrupted
+GRACE_SECONDS = 8.0
+logger = logging.getLogger("dkrr.runs")
+
+Progress = Callable[[str, int, int, float, float], None]
+
+
+class Monitor:
+    """The figures of a run that is being driven.
+
+    Parameters
+    ----------
+    directory, lease
+        The run, and the right to drive it.
+    progress
+        Who else wants to know of every finished task. Where it has a method ``attach``, it is called with a function
+        that says how the run stands, as a :class:`~dkrr.jobs.run_directory.Status`.
+
+    Called as a function it is the callback of the engine.
+    """
+
+    def __init__(self, directory: RunDirectory, lease: Lease, progress: Progress | None = None) -> None:
+        self.directory, self.lease = directory, lease
+        self.events = EventLog(directory, lease.epoch)
+        self.lost: LockedError | None = None
+        self.cancel_requested = False
+        self._others = progress
+        self._status = Status(state="starting", epoch=lease.epoch, started_at=utc_now())
+        self._status.driver = {**process_record(), "kind": lease.kind, "epoch": lease.epoch, "token": lease.token}
+        self._meter = Meter(self._status)
+        self._began = time.monotonic()
+        self._lock = threading.RLock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="dkrr-heartbeat")
+        # Python prints warnings that no handler takes, and this one must not be what silences them
+        printed = [] if logger.hasHandlers() or logging.lastResort is None else [logging.lastResort]
+        self._handlers: list[logging.Handler] = [_Warnings(self.events), *printed]
+        self._executor_facts: Callable[[], dict[str, Any]] = dict
+        self._memory: Callable[[], dict[str, int]] = dict
+        self._told_at: float | None = None
+
+    # --- called by the thread that works ------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Write the first status and begin to beat."""
+        for handler in self._handlers:
+            logging.getLogger("dkrr").addHandler(handler)
+        self.events.add("state", f"driver {self.lease.epoch} started", driver=self.lease.kind)
+        self._write()
+        if self._others is not None and hasattr(self._others, "attach"):
+            self._others.attach(self.snapshot)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the heartbeat."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        for handler in self._handlers:
+            logging.getLogger("dkrr").removeHandler(handler)
+
+    def phase(self, name: str) -> None:
+        """Something begins that has no tasks to count; stop here when that is asked for."""
+        self.check()
+        with self._lock:
+            self._meter.begin(name)
+        self.events.add("phase", f"{name} began", tasks_done=0)
+
+    def snapshot(self) -> Status:
+        """The status as it is at this moment."""
+        with self._lock:
+            now = time.monotonic()
+            self._status.elapsed_seconds = round(now - self._began, 3)
+            self._status.phase_seconds = round(now - self._meter.began, 3)
+            return replace(self._status, seconds=dict(self._status.seconds), phases=dict(self._status.phases))
+
+    def __call__(self, phase: str, done: int, total: int, flops_done: float, flops_total: float) -> None:
+        """The callback of the engine; raises when the run is cancelled or lost."""
+        self.check()
+        with self._lock:
+            is_new = self._meter.read(phase, done, total, flops_done, flops_total)
+        if is_new:
+            self.events.add("phase", f"{self._status.phase_name} began", tasks_done=done)
+        if self._others is not None:
+            self._others(phase, done, total, flops_done, flops_total)
+
+    def working(self, facts: Callable[[], dict[str, Any]], memory: Callable[[], dict[str, int]] = dict) -> None:
+        """The run has its workers; ``facts()`` says which, ``memory()`` their resident bytes, and neither waits."""
+        self._executor_facts, self._memory = facts, memory
+        self._weigh()
+        status = self._status
+        self.note(state="running" if status.state == "starting" else status.state)
+        self._take_facts()
+        self.events.add(
+            "cluster", f"{status.num_workers} workers, {status.num_threads} threads", scheduler=status.scheduler
+        )
+
+    def note(self, **values: Any) -> None:
+        """Set fields of the status."""
+        with self._lock:
+            for name, value in values.items():
+                setattr(self._status, name, value)
+
+    def is_cancelled(self) -> bool:
+        """Whether no new task shall start: cancelled, or driven by somebody else by now."""
+        return self.cancel_requested or self.lost is not None
+
+    def check(self) -> None:
+        """Return when the run shall go on.
+
+        Raises
+        ------
+        LockedError
+            Another driver has taken over.
+        CancelledError
+            Somebody asked for it.
+        """
+        if self.lost is not None:
+            raise self.lost
+        if self.cancel_requested:
+            raise _cancelled(self.directory)
+
+    def finish(self, state: str, exit_code: int, error: BaseException | None = None) -> None:
+        """Write the last status and the last events; the heartbeat has been stopped."""
+        facts = None if error is None else error_facts(error)
+        with self._lock:
+            self._meter.end()
+            self.note(state=state, exit_code=exit_code, error=facts)
+        self.events.add("state", state if facts is None else f"{state}: {facts['message']}", code=exit_code)
+        try:
+            self.events.flush()
+            report_at_end(self.directory, self.snapshot())  # first: who waits for the status finds the report
+        finally:
+            self._write()
+
+    # --- the heartbeat ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        remote = self.directory.folder is None
+        beat, poll = (BEAT_SECONDS_REMOTE, POLL_SECONDS_REMOTE) if remote else (BEAT_SECONDS, BEAT_SECONDS)
+        last = time.monotonic()
+        with fenced(self.lease.check, holder=self.lease.holder):
+            while not self._stop.wait(poll):
+                try:
+                    self._poll()
+                    if time.monotonic() - last >= beat - 0.01:
+                        last = time.monotonic()
+                        self._beat()
+                except LockedError as exc:
+                    self.lost = exc
+                except (OSError, StoreError) as exc:
+                    # a full disk may have room in a few seconds; another driver may take over if this lasts
+                    logger.warning("the status of %s cannot be written (%s)", self.directory.location, exc)
+                if self.is_cancelled():
+                    self._insist()
+
+    def _poll(self) -> None:
+        if not self.cancel_requested and self.directory.read(CANCEL) is not None:
+            self.cancel_requested = True
+            self.note(state="cancelling")
+            self.events.add("request", "cancel requested")
+            self._write()
+
+    def _beat(self) -> None:
+        self._take_facts()
+        self._weigh()
+        self.events.flush()
+        self._write()
+
+    def _insist(self) -> None:
+        """Interrupt, once, a main thread that does not come by a place where it would stop."""
+        now = time.monotonic()
+        self._told_at = self._told_at or now
+        if now - self._told_at > GRACE_SECONDS:
+            interrupt_main_thread()
+            self._told_at = float("inf")  # the clean-up that follows must not be interrupted
+
+    def _take_facts(self) -> None:
+        before = [worker.get("address") for worker in self._status.refused_workers]
+        self.note(**self._executor_facts())
+        for worker in self._status.refused_workers:
+            if worker.get("address") not in before:
+                self.events.add("warning", f"worker {worker.get('address')} gets no task: {worker.get('reason')}")
+
+    def _weigh(self) -> None:
+        memory = self._memory()
+        self.note(memory_bytes=max(memory.values(), default=self._status.memory_bytes))
+
+    def _write(self) -> None:
+        with self._lock:
+            self._status.heartbeat += 1
+            write_status(self.directory, self.snapshot())
+
+
+@contextlib.contextmanager
+def driving(
+    directory: RunDirectory,
+    *,
+    kind: str = "fit",
+    progress: Progress | None = None,
+    detached: bool = False,
+    keep: bool = False,
+) -> Iterator[Monitor]:
+    """Be the driver of a run while the block runs.
+
+    Parameters
+    ----------
+    kind
+        What the driver is, for those who look: "fit", in the foreground, or "here", a detached process.
+    progress
+        Called for every finished task.
+    detached
+        Somebody else prepared this attempt: a request to cancel that is there already is meant for it, and the run
+        stays whatever happens. Otherwise older requests are removed, and a run that was new and came to nothing before
+        it had a plan (bad data, say) is removed with its directory.
+    keep
+        The directory stays whatever happens: it holds more than this run.
+
+    Raises
+    ------
+    LockedError
+        Another driver is alive, or has taken over since.
+    CancelledError
+        Somebody asked for it.
+    """
+    folder = directory.folder
+    new = [] if folder is None or detached else [path for path in folder.parents if not path.exists()]
+    stays = detached or keep or directory.exists()
+    lease = driver_lease(directory, kind)
+    with lease.held():
+        monitor = Monitor(directory, lease, progress)
+        try:
+            with full_disk(directory.location):
+                if not detached:
+                    directory.remove(CANCEL)
+                try:
+                    monitor.start()
+                    yield monitor
+                finally:
+                    monitor.stop()
+                monitor.finish("finished", 0)
+        except BaseException as error:
+            _raise_if_lost(monitor, error)
+            if not stays and not directory.has("plan.json"):
+                directory.remove_all()
+                for path in new:
+                    with contextlib.suppress(OSError):
+                        path.rmdir()
+                raise
+            state, code = "failed", told(error).exit_code
+            if code == InterruptedRunError.exit_code:
+                state = "cancelled" if monitor.cancel_requested else "interrupted"
+            with contextlib.suppress(OSError, StoreError):  # the error itself matters more than its record
+                monitor.finish(state, code, error)
+            if state == "cancelled" and not isinstance(error, CancelledError):
+                raise _cancelled(directory) from None
+            raise
+
+
+def _raise_if_lost(monitor: Monitor, error: BaseException) -> None:
+    """Raise the error of a driver that was replaced, whatever it stumbled over while it found out."""
+    if isinstance(error, LockedError):
+        try:
+            monitor.lease.check()
+        except LockedError:
+            raise error from None
+    elif monitor.lost is not None:
+        raise monitor.lost from error
+
+
+def _cancelled(directory: RunDirectory) -> CancelledError:
+    return CancelledError("cancelled on request", hint=f"`dkrr resume {directory.shown}` continues it")
+
+
+def report_at_end(directory: RunDirectory, status: Status) -> None:
+    """Make the page of a run that ends with ``status``.
+
+    Never raises, not even when it is interrupted: the run is over, its model is written, and a page is no reason to
+    call that a failure. What went wrong is a warning that names the command that makes the page again.
+    """
+    try:
+        from dkrr.jobs.page import write_report
+
+        write_report(directory, status=status)
+    except (Exception, KeyboardInterrupt) as exc:
+        reason = f"{type(exc).__name__}: {exc}".rstrip(": ")
+        logger.warning(
+            "the report of the run could not be made (%s); `dkrr report %s` makes it again", reason, directory.shown
+        )
+
+
+def error_facts(error: BaseException) -> dict[str, str]:
+    """An error as the status holds it: type, message, hint."""
+    return {"type": type(error).__name__, "message": told(error).message, "hint": told(error).hint}
+
+
+class _Warnings(logging.Handler):
+    """Warnings of dkrr become events; they are printed as before."""
+
+    def __init__(self, events: EventLog) -> None:
+        super().__init__(logging.WARNING)
+        self.events = events
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.events.add("warning", record.getMessage(), logger=record.name)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dkrr.errors import DkrrError
-from dkrr.jobs.run_directory import RunDirectory, read_events
-from dkrr.jobs.status import Status, look_once
+from dkrr.jobs.run_directory import RunDirectory, Status, read_events
 from dkrr.markup import (
     DASH,
     Facts,
@@ -73,7 +72,7 @@ class Shown:
 # --- plans and fits ---------------------------------------------------------------------------------------------------
 
 
-def between(low: float, high: float) -> str:
+def between(low: float = 0.0, high: float = 0.0) -> str:
     """Two numbers, one where they are the same, or the lower one is not known; "" where there is none."""
     first, last = f"{low:,.0f}", f"{high:,.0f}"
     return (last if not low or first == last else f"{first} to {last}") if high else ""
@@ -87,7 +86,7 @@ def candidate_rows(plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
         (
             cut(item.get("name", "")),
             seconds(item.get("total_seconds")),
-            between(span["low"], span["high"]) if (span := item.get("iterations")) else DASH,
+            between(**item.get("iterations") or {}) or DASH,
             size(item.get("memory_bytes")),
             size(sum((item.get("disk_bytes") or {}).values())),
             cut(f"not possible: {item['infeasible']}" if item.get("infeasible") else "possible"),
@@ -106,7 +105,7 @@ def time_rows(plan: Mapping[str, Any], spent: Mapping[str, Any]) -> list[tuple[s
         ratio = second / first if first and second else None
         words = DASH if ratio is None else "< 0.01 times" if ratio < 0.01 else f"{ratio:.2g} times"
         rows.append((cut(name, 60), *(DASH if t is None else seconds(t) for t in (first, second)), words))
-    low = plan.get("estimated_low_seconds") or whole
+    low = plan.get("seconds_low") or whole
     if abs(low - whole) >= 0.05 * whole:
         rows[-1] = ("total", f"{seconds(low)} to {seconds(whole)}", *rows[-1][2:])
     return rows
@@ -120,7 +119,7 @@ def size_rows(plan: Mapping[str, Any], result: Mapping[str, Any]) -> list[tuple[
         ("peak memory of a worker", size(plan.get("task_bytes")), size(peak) if peak else DASH),
         ("peak memory of the driver", size(plan.get("client_bytes")), size(client) if client else DASH),
         ("on disk", size(sum((plan.get("disk_bytes") or {}).values())), kept if result else DASH),
-        ("iterations", between(*plan.get("iterations") or (0, 0)), DASH if took is None else number(took)),
+        ("iterations", between(**plan.get("iterations") or {}), DASH if took is None else number(took)),
     ]
     return [row for row in rows if row[1]]
 
@@ -219,16 +218,6 @@ def reused_rows(reused: dict[str, Any]) -> Facts:
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
-
-
-class Run(RunDirectory):
-    """A run that notebooks show."""
-
-    def _repr_html_(self) -> str:
-        """How the run stands, without waiting for anybody."""
-        found = self.exists()
-        facts = run_facts(self, look_once(self, beat_seconds=0.0)) if found else [("state", "there is no such run")]
-        return facts_html(f"run {self.name}", [("where", self.location), *facts])
 
 
 def run_facts(directory: RunDirectory, status: Status) -> Facts:
@@ -355,8 +344,6 @@ class Findings:
         self.job_text = cut(source or (json.dumps(job, indent=1, sort_keys=True) if job else ""), MOST_JOB_LETTERS)
         found = _tolerant(lambda: [event for _, event in read_events(directory) if isinstance(event, dict)], [])
         self.events, self.num_events = found, len(found)
-        samples = _document(directory, "samples.json")
-        self.attempt = samples if samples.get("epoch") == self.status.epoch else {}
 
     def before(self, event: str) -> str:
         """Why something is not there that comes when "it was solved", say."""

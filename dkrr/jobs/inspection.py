@@ -2,28 +2,78 @@
 
 You need it for ``dkrr info``. Describing reads metadata only; verifying reads every byte once, with memory for one
 chunk.
+
+And what a store holds that no run and no model refers to, for ``dkrr gc``.
+
+A Gram matrix, a factor or a copy of rows is needed when a JSON document of a run or a model names its key, or when a
+run that has a plan and no result may go on writing it; so are preconditioners and the state of an iteration ("solves").
+While a run is being planned, all of it is: nobody knows yet what the run will find.
+Runs and models are looked for in the folder that holds the store and below it, and wherever the store was told of some
+(:func:`~dkrr.store.files.note_user`: each run, saved model and registry that uses a store elsewhere does so), or
+remembers a model of.
+You need this when a store has grown: factors are kept so that a fit can be extended, and nothing else removes them.
+Scratch, that of a factor too unless such a run may go on with it, and what interrupted writes left are garbage. What
+changed lately is left alone: it may belong to a fit that is running.
+
+A store may be a folder with other things in it, and so may the one that holds it. Only names that dkrr gives are looked
+at: in the store those made of keys, elsewhere those of drafts (``NAME.<32 hexadecimal digits>.partial``) of a run, a
+model or a data set, or in one.
+
+Of the versions of a registered model only those count that an alias names, that lost their alias within the last day,
+or that are as young; a version that is kept for other reasons predicts without a factor.
+
+What is deleted is locked and looked at once more before: between a list and a person's answer a fit may have begun.
+
+Cost: one walk over the folders, or one listing; documents are read, chunks are not. Again for each 64 deletions.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
+import math
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+import re
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dkrr.dataset import open_dataset
-from dkrr.errors import DkrrError, StoreError
+from dkrr.errors import DkrrError, LockedError, StoreError
 from dkrr.jobs.facts import result_facts
-from dkrr.jobs.registry import ALIASES, VERSIONS, NamedModel, check_version
-from dkrr.jobs.run_directory import RunDirectory, run_kind
-from dkrr.jobs.status import look_once
+from dkrr.jobs.registry import ALIASES, GRACE_SECONDS, VERSIONS, NamedModel, check_version
+from dkrr.jobs.run_directory import RunDirectory, look_once, run_kind
 from dkrr.kernels import kernel_from_dict
+from dkrr.linalg.catalogue import recorded_models
+from dkrr.linalg.direct import factor_of_scratch
 from dkrr.linalg.gram import verify_factor, verify_gram
 from dkrr.linalg.operators import RidgeOperator, Rows
 from dkrr.markup import listed
 from dkrr.models.model import BLOCK_ROWS, load_model
-from dkrr.store.files import arrays_below, is_url, join, list_keys, parent_of, read_json
+from dkrr.store.files import (
+    USERS,
+    arrays_below,
+    children,
+    delete_key,
+    is_below,
+    is_url,
+    join,
+    list_entries,
+    list_keys,
+    name_of,
+    parent_of,
+    read_json,
+    read_key,
+    relative_to,
+    remove_array,
+    sibling,
+    users_of,
+)
+from dkrr.store.lease import hold_lock
+from dkrr.store.objects import Entry
 from dkrr.tiles import TileGrid, TileMatrix
 
 
@@ -253,3 +303,309 @@ _KINDS: dict[str, tuple[Callable[[str], dict[str, Any]], Callable[[str], Iterabl
     "run": (_describe_run, _verify_run),
     "registered model": (_describe_registered, _verify_registered),
 }
+
+
+KEPT_SECONDS = 3600.0
+# A driver says every few seconds that it is there; states of one, and phases until it has a plan.
+SILENT_SECONDS = 120.0
+AT_WORK, PLANNING = ("starting", "running"), ("", "prepare", "plan")
+_KEY = re.compile(rb"[0-9a-f]{32,64}")
+_HASH, _DRAWN = "[0-9a-f]{40}", "[0-9a-f]{32}"
+# what a store holds, by folder: besides arrays, vectors of a pass that was killed, notes about float32 factors that
+# broke down, records of the rows that arrays were made of, and the subsets and trials of searches
+_NAMES = {
+    "grams": rf"(?:{_HASH}|given-{_DRAWN})\.zarr",
+    "factors": rf"{_HASH}(?:-sums|-strips)?\.zarr",
+    "rows": rf"(?:{_DRAWN}|{_HASH}-(?:train|test)|{_HASH}(?:-{_HASH}){{0,2}}(?:-1d)?)\.zarr",
+    "data": rf"{_HASH}\.zarr",
+    "preconditioners": rf"{_HASH}\.zarr",
+    "solves": rf"{_HASH}\.zarr",
+    "scratch": rf"{_DRAWN}\.zarr",
+    "lineage": rf"[0-9a-f]{{16}}-(?:{_HASH}|[0-9a-f]{{64}})\.json",
+    "tune": rf"{_HASH}\.zarr",
+}
+_ITEM = re.compile("|".join(f"{kind}/{name}" for kind, name in _NAMES.items()))
+_IN_ITEM = re.compile(rf"(?:{_ITEM.pattern}|{USERS}/[0-9a-f]{{16}}\.json)(?:\.lock)?(?:/.*)?")
+_LEFT = re.compile(rf"(?:\.dkrr-probe-|(?P<whole>.+)\.){_DRAWN}\.(?P<what>partial|replaced)")
+_TOGETHER = 64
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """Something that can be deleted: an array or a file at a path or address, its size, and why nobody needs it."""
+
+    location: str
+    num_bytes: int
+    reason: str
+
+
+def find_garbage(
+    store: str | os.PathLike[str], runs: Iterable[str | os.PathLike[str]] = (), kept_seconds: float = KEPT_SECONDS
+) -> list[Garbage]:
+    """List what nothing refers to.
+
+    Parameters
+    ----------
+    store
+        Folder or address with ``grams``, ``factors`` and prepared ``rows``.
+    runs
+        Folders or addresses below which runs and models are looked for, besides the one that holds the store and those
+        that the store was told of.
+    kept_seconds
+        What changed within this time is not listed.
+
+    Raises
+    ------
+    StoreError
+        ``store`` is not a store, or somebody that it was told of cannot be looked at.
+    """
+    root, newest = _absolute(store), time.time() - kept_seconds
+    if not {"grams", "factors"} & set(children(root)) and not any(
+        re.fullmatch(ours, name) for kind, ours in _NAMES.items() for name in children(join(root, kind))
+    ):
+        raise StoreError(f"{root} is not a store (no folder grams or factors)", hint="name the folder of the store")
+    users = {note: _present(note, places) for note, places in users_of(root).items()}
+    given_runs = [_absolute(folder) for folder in runs]
+    for folder in given_runs:
+        if not is_url(folder) and not os.path.isdir(folder):
+            raise StoreError(f"{folder} is not a folder", hint="check the path of the runs")
+    given = os.fspath(store) if is_url(root) else os.path.abspath(store)  # a link has runs beside it, too
+    folders = [
+        parent_of(root),
+        _absolute(parent_of(given)),
+        *given_runs,
+        *(place for places in users.values() for place in places),
+        # of a store that was moved away from its runs
+        *(parent_of(model) for model in recorded_models(root) if not is_url(model) and os.path.isdir(model)),
+    ]
+    trees: dict[str, list[Entry]] = {}
+    for folder in folders:  # which grow: a run may lie behind a link, on another disk
+        if folder not in trees:
+            trees[folder], links = _everything_below(folder)
+            behind = [place for link in links for place in _present(link, [os.path.realpath(link)])]
+            folders += [place for place in behind if not any(is_below(place, other) for other in folders)]
+    named = set().union(*(_named_keys(*tree, root) for tree in trees.items()))
+    unfinished = [plan for tree in trees.items() for plan in _unfinished_plans(*tree)]
+    is_planning = any(_is_planning(*tree, min(newest, time.time() - SILENT_SECONDS)) for tree in trees.items())
+    found: list[Garbage] = []
+
+    def add(location: str, entries: list[Entry], reason: str) -> None:
+        if max(entry.modified for entry in entries) < newest:
+            found.append(Garbage(location, sum(entry.num_bytes for entry in entries), reason))
+
+    items: dict[str, list[Entry]] = {}
+    for entry in trees[parent_of(root)]:
+        inside = relative_to(join(parent_of(root), entry.key), root)
+        items.setdefault("/".join(inside.split("/")[:2]), []).append(entry)
+    for item, entries in sorted(items.items()):
+        location, (kind, _, name) = join(root, item), item.partition("/")
+        if _ITEM.fullmatch(item):
+            factor = factor_of_scratch(name) if kind == "factors" else None
+            keys = set() if factor else {key.decode() for key in _KEY.findall(name.encode())}
+            may_find = (is_planning and kind != "scratch") or _may_resume(join(root, kind, factor or name), unfinished)
+            if not keys & named and not may_find:
+                # who names a factor has no use for its scratch, only who goes on with it
+                reason = "scratch of a factor that no run goes on with" if factor else "no run or model refers to it"
+                add(location, entries, reason)
+        elif _ITEM.fullmatch(item.removesuffix(".lock")):
+            # an object cannot be removed under a condition, so that the holders of locks leave them
+            if b'"released": true' in (read_key(join(root, kind), name) or b""):
+                add(location, entries, "a lock that was released")
+        elif users.get(location) == []:
+            add(location, entries, "a note of a run or model that was removed")
+    whole, is_ours = {item.location for item in found}, functools.cache(_is_ours)
+    for tree in trees.items():
+        for location, entries in _partials(*tree, root, is_ours):
+            if not any(is_below(location, other) for other in whole):
+                add(location, entries, "left by an interrupted write")
+                whole.add(location)
+    return found
+
+
+def delete_garbage(items: Sequence[Garbage], look: Callable[[], list[Garbage]]) -> tuple[int, list[Garbage]]:
+    """Delete items that are still garbage; each is locked first, and then looked at again.
+
+    Parameters
+    ----------
+    look
+        Lists the garbage that there is now: the same :func:`find_garbage` that listed the items.
+
+    Returns
+    -------
+    num_bytes : int
+        That became free.
+    kept : list of Garbage
+        What somebody holds or needs by now, or has changed, and why.
+    """
+    num_bytes, kept = 0, []
+    for start in range(0, len(items), _TOGETHER):
+        with contextlib.ExitStack() as locks:
+            ours, held = [], set()
+            for item in items[start : start + _TOGETHER]:
+                name = name_of(item.location)
+                array = join(parent_of(item.location), factor_of_scratch(name) or name)
+                try:
+                    if name.endswith(".zarr") and array not in held:
+                        locks.enter_context(hold_lock(array))
+                        held.add(array)
+                    ours.append(item)
+                except LockedError as exc:
+                    kept.append(replace(item, reason=exc.message))
+            now = set(look())
+            for item in ours:
+                if item in now:
+                    remove_array(item.location)
+                    delete_key(parent_of(item.location), name_of(item.location))  # of a file or an object
+                    num_bytes += item.num_bytes
+                elif item.location not in {sibling(array, ".lock") for array in held}:  # which we hold ourselves
+                    kept.append(replace(item, reason="it has changed since it was listed, or is needed by now"))
+    return num_bytes, kept
+
+
+def _present(note: str, places: Sequence[str]) -> list[str]:
+    """Where a user of a store is; nowhere, when it was removed.
+
+    Raises
+    ------
+    StoreError
+        A folder that it may have been in is not there either: on a disk that is not mounted, or moved.
+    """
+    found = [place for place in places if is_url(place) or os.path.isdir(place)]
+    if found or all(os.path.isdir(parent_of(place)) for place in places):
+        return found
+    raise StoreError(
+        f"{places[0]}, which uses the store, cannot be looked at: the folder it was in is not there",
+        hint=f"mount its disk; if it was moved, name its folder with --runs and remove {note}; if it is gone for good, "
+        "remove that file",
+    )
+
+
+def _absolute(location: str | os.PathLike[str]) -> str:
+    text = os.fspath(location)
+    return text if is_url(text) else os.path.realpath(text)
+
+
+# --- what is there ----------------------------------------------------------------------------------------------------
+
+
+def _everything_below(location: str) -> tuple[list[Entry], list[str]]:
+    """Files or objects; of a file system also the folders, whose keys end in a slash, and the links out of arrays.
+
+    Raises
+    ------
+    StoreError
+        A folder in it cannot be read, where a run may lie.
+    """
+    if is_url(location):
+        return list_entries(location), []
+    found, links = [], []
+    for parent, folders, names in os.walk(location, onerror=_refuse):
+        for name in [*folders, *names]:
+            path = os.path.join(parent, name)
+            with contextlib.suppress(FileNotFoundError):
+                facts = os.lstat(path)
+                is_folder = stat.S_ISDIR(facts.st_mode)
+                key = os.path.relpath(path, location) + "/" * is_folder
+                found.append(Entry(key, 0 if is_folder else facts.st_size, facts.st_mtime))
+                if stat.S_ISLNK(facts.st_mode) and "zarr.json" not in names:
+                    links.append(path)
+    return found, links
+
+
+def _refuse(error: OSError) -> None:
+    """A run may lie in a folder that cannot be read; not in one that is gone, or is the file system's own."""
+    folder = str(error.filename)
+    if not isinstance(error, FileNotFoundError) and name_of(folder) != "lost+found":
+        raise StoreError(
+            f"{folder} cannot be looked at ({error.strerror}), and a run in it may use the store",
+            hint="start it as somebody who can read that folder, or move that elsewhere",
+        )
+
+
+def _named_keys(location: str, entries: list[Entry], store: str) -> set[str]:
+    """Every key that a document names; the store's own documents, and those of versions nobody needs, do not count."""
+    models = [entry.key.removesuffix(ALIASES) for entry in entries if name_of(entry.key) == ALIASES]
+    retired = tuple(
+        f"{folder}{VERSIONS}/{version.id}/"
+        for folder in models
+        for version in NamedModel(join(location, folder)).unneeded(grace_seconds=GRACE_SECONDS)
+    )
+    named: set[str] = set()
+    for entry in entries:
+        is_document = entry.key.endswith((".json", ".toml")) and not entry.key.startswith(retired)
+        if is_document and not _IN_ITEM.fullmatch(relative_to(join(location, entry.key), store)):
+            named.update(key.decode() for key in _KEY.findall(read_key(location, entry.key) or b""))
+    return named
+
+
+def _is_planning(location: str, entries: list[Entry], since: float) -> bool:
+    """Whether a run that said since then that it is there had no plan when it was listed: it may find anything."""
+    modified = {entry.key: entry.modified for entry in entries}
+    folders = {
+        key.removesuffix(name) for key in modified for name in [name_of(key)] if name in ("status.json", "job.json")
+    }
+    for folder in folders:
+        # a list may miss a file that is being replaced
+        if modified.get(f"{folder}status.json", math.inf) >= since:
+            with contextlib.suppress(ValueError):  # what others call so
+                status = json.loads(read_key(location, f"{folder}status.json") or b"{}")
+                state, phase = (status.get("state"), status.get("phase")) if isinstance(status, dict) else ("", "")
+                if state in AT_WORK and (phase in PLANNING or f"{folder}plan.json" not in modified):
+                    return True
+    return False
+
+
+def _unfinished_plans(location: str, entries: list[Entry]) -> Iterable[dict[str, Any]]:
+    """Plans of runs that were started and have no result yet, or were started again since, with other rows."""
+    changed = {entry.key: entry.modified for entry in entries}
+    for key in (key for key in changed if name_of(key) == "plan.json"):
+        # every attempt writes job.json at its begin, and result.json at its end
+        begun, ended = (changed.get(key.removesuffix("plan.json") + name, 0.0) for name in ("job.json", "result.json"))
+        if max(changed[key], begun) > ended:
+            yield json.loads(read_key(location, key) or b"{}")
+
+
+def _may_resume(array: str, unfinished: list[dict[str, Any]]) -> bool:
+    """Whether one of the unfinished runs would find the array when it is started again."""
+    kind = name_of(parent_of(array))
+    if kind not in ("grams", "factors"):
+        return bool(unfinished) and kind != "scratch"  # whose name is drawn anew by every attempt
+    try:
+        document = json.loads(read_key(array, "zarr.json") or b"")
+        n, tile_size = document["shape"][0], document["chunk_grid"]["configuration"]["chunk_shape"][0]
+    except (OSError, ValueError, LookupError, TypeError):
+        return False  # nothing can be resumed from an array without metadata
+    return any((plan.get("num_rows"), plan.get("tile_size")) == (n, tile_size) for plan in unfinished)
+
+
+def _partials(
+    location: str, entries: list[Entry], store: str, is_ours: Callable[[str], bool]
+) -> list[tuple[str, list[Entry]]]:
+    """What interrupted writes left, files and folders, and what is in them."""
+    found: dict[str, list[Entry]] = {}
+    keys = {entry.key.rstrip("/") for entry in entries}
+    for entry in entries:
+        parts = entry.key.rstrip("/").split("/")
+        depth, left = next(((k, match) for k, part in enumerate(parts) if (match := _LEFT.fullmatch(part))), (0, None))
+        if left is None:
+            continue
+        key, whole = "/".join(parts[: depth + 1]), "/".join([*parts[:depth], left["whole"] or parts[depth]])
+        # what was replaced is all that there is, until the other one is in its place
+        if left["what"] == "replaced" and whole not in keys:
+            continue
+        above = ["/".join(parts[:k]) for k in range(depth + 1)]  # every folder that it lies in
+        if (
+            left["whole"] is None
+            or _IN_ITEM.fullmatch(relative_to(join(location, whole), store))
+            or any(is_ours(join(location, name)) for name in [key, whole.removesuffix(".lock"), *above])
+        ):
+            found.setdefault(key, []).append(entry)
+    return [(join(location, key), of_it) for key, of_it in sorted(found.items())]
+
+
+def _is_ours(location: str) -> bool:
+    """Whether a folder is a run, a registered model, or an array or a group of dkrr."""
+    try:
+        return bool(kind_of(location))
+    except StoreError:
+        return False

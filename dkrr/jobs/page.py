@@ -34,11 +34,9 @@ from dkrr.jobs.facts import (
     size_rows,
     time_rows,
 )
-from dkrr.jobs.run_directory import RunDirectory, utc_now
-from dkrr.jobs.status import Status, look_once
+from dkrr.jobs.run_directory import RunDirectory, Status, look_once, utc_now
 from dkrr.markup import (
     DASH,
-    bytes_unit,
     cut,
     kernel_words,
     known,
@@ -88,9 +86,6 @@ _CHOICES = (
     ("memory limit of a worker", "cluster", "memory_limit", "auto"),
     ("scheduler", "cluster", "scheduler", "local"),
     ("insecure", "cluster", "insecure", "true"),
-)
-TOO_FEW = (
-    "There is no curve of memory or GF/s: fewer than two samples were taken, one every two seconds while a run goes on."
 )
 
 
@@ -237,46 +232,16 @@ def _busy(found: Findings, work: dict[str, Any]) -> float:
 
 
 def memory_section(found: Findings) -> Iterator[Block]:
-    """Resident memory of the workers over time, their peaks, and what they were allowed to have."""
+    """The largest resident memory of every process, and what it was allowed to have."""
     limit, peaks = found.plan.get("memory_limit_bytes"), found.result.get("peak_rss_bytes") or {}
-    times, columns = found.attempt.get("seconds") or [], found.attempt.get("memory_bytes") or {}
-    if len(times) < 2:
-        yield Text(TOO_FEW, missing=True)
-    else:
-        largest = max((value for values in columns.values() for value in values if value is not None), default=0)
-        unit, unit_name = bytes_unit(largest)
-        marks = (("projected", found.plan.get("task_bytes")), ("limit", limit))
-        share = f" in {seconds(times[-1])}" + (f", {largest / limit:.0%} of the limit of a worker" if limit else "")
-        yield Chart(
-            mark="line", title="Memory per worker over time", x=times,
-            sentence=f"Resident memory: {size(largest)} at most, {len(times)} samples{share}.",
-            columns={cut(k, 40): [None if v is None else v / unit for v in values] for k, values in columns.items()},
-            x_label="seconds since the attempt began", y_label=unit_name,
-            levels=[(mark / unit, f"{what} {size(mark)}") for what, mark in marks if mark and mark <= 3 * largest],
-        )  # fmt: skip
     driver = found.result.get("client_peak_rss_bytes")
     rows = [
         (cut(name, 80), size(peak), f"{peak / limit:.0%}" if limit else DASH)
         for name, peak in sorted(peaks.items())[:MOST_WORKERS]
     ] + [("driver", size(driver), DASH)] * bool(driver)
-    left = _left(len(peaks) - MOST_WORKERS, "workers are not listed")
     if rows:
+        left = _left(len(peaks) - MOST_WORKERS, "workers are not listed")
         yield Table(("process", "peak", "of its limit"), rows, f"Largest resident memory{left}")
-
-
-def rate_section(found: Findings) -> Iterator[Block]:
-    """Floating-point operations per second over time."""
-    times, rates = found.attempt.get("seconds") or [], found.attempt.get("flops_per_second") or []
-    if len(times) > 1 and max(rates, default=0) > 0:
-        again = " Tiles that were found valid count as well, so a continued run begins with a peak."
-        sentence = f"GF/s between one heartbeat and the next: {max(rates) / 1e9:.4g} at most."
-        yield Chart(
-            mark="line", title="GF/s over time", sentence=sentence + again * (found.status.epoch > 1), x=times,
-            columns={"GF/s": [value / 1e9 for value in rates]},
-            x_label="seconds since the attempt began", y_label="GF/s",
-        )  # fmt: skip
-    else:
-        yield Text(TOO_FEW, missing=True)
 
 
 # --- the answer, and how good it is -----------------------------------------------------------------------------------
@@ -393,7 +358,7 @@ def plan_section(found: Findings) -> Iterator[Block]:
     yield Table(("time", "expected", "actual", "actual / expected"), times, "Time")
     work, workers = found.part("phases", "factorise") or {}, found.status.num_workers
     others = [*size_rows(plan, result), ("workers", number(plan.get("workers")), number(workers) if workers else DASH)]
-    busy = plan.get("expected_efficiency")
+    busy = plan.get("efficiency")
     if busy and work.get("seconds") and work.get("num_computed"):
         others.append(("workers busy in the factorisation", f"{busy:.0%}", f"{_busy(found, work):.0%}"))
     yield Table(("", "expected", "actual"), others, "Everything else")
@@ -479,8 +444,7 @@ _SECTIONS: tuple[tuple[str, str, Callable[[Findings], Iterator[Block]], str], ..
     ("asked", "What was asked, and what “auto” chose", asked_section, "the job was written down"),
     ("data", "The data", data_section, "figures of the data were taken"),
     ("time", "Time per phase", time_section, "the first phase was over"),
-    ("memory", "Memory per worker over time", memory_section, "samples were taken"),
-    ("rate", "Rate", rate_section, "a phase was over"),
+    ("memory", "Memory", memory_section, "it was over"),
     ("convergence", "Convergence of {solver}", convergence_section, "the iteration began"),
     ("residuals", "{exactness}", residual_section, "it was solved"),
     ("held-out", "Predicted against true on held-out rows", held_out_section, "held-out rows were predicted"),

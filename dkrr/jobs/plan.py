@@ -7,7 +7,7 @@ decided it. Memory, disk and seconds are those of :mod:`dkrr.fit.prices`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ import numpy as np
 from dkrr.dataset import Dataset
 from dkrr.engine.machine import cpu_count, free_memory_bytes, peak_rss_bytes, total_memory_bytes
 from dkrr.errors import ParameterError, PlanRefusedError
-from dkrr.fit.choices import Candidate, Iterations, Limits, Problem, SolverChoice
+from dkrr.fit.choices import Candidate, Limits, Problem, SolverChoice
 from dkrr.fit.fitting import center_of_lineage
 from dkrr.fit.inputs import free_bytes, present_bytes
 from dkrr.fit.plan import Decision, decide, find_continued
@@ -44,16 +44,13 @@ from dkrr.tiles import TileGrid
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Plan(Shown):
+class Plan(Shown, Candidate):
     """Everything that "auto" became, what it needs, and what is there.
 
-    Sizes are in bytes: ``task_bytes`` is the peak of a worker, ``client_bytes`` that of this process. Times are in
-    seconds: ``estimated_seconds`` at the upper end of ``iterations``,
-    ``estimated_low_seconds`` the total at the lower end. ``choice`` is what was asked for, ``candidates`` what else was
+    It is the :class:`~dkrr.fit.choices.Candidate` that was chosen, and the rest. Sizes are in bytes: ``client_bytes``
+    is the peak of this process, interpreter included. ``choice`` is what was asked for, ``candidates`` what else was
     possible, ``reasons`` a sentence for each of "solver", "precision", "rank" (of cg) and "tile_size" (of a factor).
-    ``split`` are the sums of the factor that are split, see :class:`~dkrr.linalg.direct.Split`;
-    ``expected_efficiency`` is the share of the workers' time that a simulation of the factorisation finds busy, 0 where
-    there is no factor. ``reused`` is what earlier fits in the store save: "factor" (rows, tiles, flops, seconds),
+    ``reused`` is what earlier fits in the store save: "factor" (rows, tiles, flops, seconds),
     "scaling" and "center", and empty where all is computed. ``loss`` is another one than the square: "loss", "C", and
     "quantile" or "epsilon" where the job has it. ``digests`` are those of the rows, targets and weights.
     """
@@ -64,28 +61,15 @@ class Plan(Shown):
     num_targets: int
     kernel: dict[str, Any]
     alpha: list[float]
-    solver: str
-    precision: str
-    gram: str
-    tile_size: int
     num_tiles_per_side: int
     num_tasks: int
     flops: float
     workers: int
     threads_per_worker: int
     memory_limit_bytes: int | None
-    task_bytes: int
-    disk_bytes: dict[str, int]
     disk_present_bytes: int
     disk_free_bytes: int | None
-    estimated_seconds: dict[str, float]
     calibration: dict[str, float]
-    client_bytes: int = 0
-    split: dict[str, int] | None = None
-    expected_efficiency: float = 0.0
-    rank: int = 0
-    iterations: list[float] | None = None
-    estimated_low_seconds: float = 0.0
     choice: dict[str, Any] = field(default_factory=dict)
     nystrom: dict[str, Any] | None = None
     loss: dict[str, Any] | None = None
@@ -95,7 +79,6 @@ class Plan(Shown):
     hint: str = ""
     notes: list[str] = field(default_factory=list)
     reused: dict[str, Any] = field(default_factory=dict)
-    infeasible: str = ""
     digests: list[str | None] = field(default_factory=list)
 
     @property
@@ -114,16 +97,14 @@ class Plan(Shown):
         return self.workers * self.threads_per_worker
 
     @property
-    def total_seconds(self) -> float:
-        """Estimated wall time."""
-        return sum(self.estimated_seconds.values())
+    def task_bytes(self) -> int:
+        """Peak of a worker."""
+        return self.memory_bytes * self.threads_per_worker
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return asdict(self) | {
-            "disk_needed_bytes": self.disk_needed_bytes,
-            "total_seconds": self.total_seconds,
-        }
+        more = {"disk_needed_bytes": self.disk_needed_bytes, "task_bytes": self.task_bytes}
+        return super().to_dict() | more | {"estimated_seconds": self.seconds}
 
     def check(self) -> None:
         """Raise :class:`~dkrr.errors.PlanRefusedError` when the job cannot fit."""
@@ -135,19 +116,19 @@ class Plan(Shown):
         document, side, has_factor = self.to_dict(), self.num_tiles_per_side, self.solver == "cholesky"
         tasks = f"{self.num_tasks:,} tasks, " if has_factor else ""
         parts = ", ".join(f"{name} {size(value)}" for name, value in self.disk_bytes.items() if value)
-        phases = ", ".join(f"{name} {value:.1f}" for name, value in self.estimated_seconds.items())
+        phases = ", ".join(f"{name} {value:.1f}" for name, value in self.seconds.items())
         ways = candidate_rows(document)
         return known(
             *self.what(f"; {self.num_test_rows:,} held out" if self.num_test_rows else ""),
             *((f"  {name}", text) for name, text in reasons_of(document)),
             ("tiles", has_factor and f"{self.tile_size} rows; {side} a side, {side * (side + 1) // 2:,} in all"),
             ("work", f"{tasks}{self.flops:.3g} flops"),
-            ("schedule", has_factor and self.expected_efficiency and self._schedule()),
+            ("schedule", has_factor and self.efficiency and self._schedule()),
             ("workers", f"{self.workers}, memory limit {size(self.memory_limit_bytes)} each"),
             ("memory", f"projected peak {size(self.task_bytes)} a worker, {size(self.client_bytes)} this process"),
             ("disk", f"{size(self.disk_needed_bytes)} to write ({parts}); {size(self.disk_free_bytes)} free"),
-            ("iterations", between(*self.iterations or (0, 0))),
-            ("estimated", f"{between(self.estimated_low_seconds, self.total_seconds)} s ({phases})"),
+            ("iterations", between(**document["iterations"] or {})),
+            ("estimated", f"{between(self.seconds_low, self.total_seconds)} s ({phases})"),
             ("candidates", ways and f"{len(self.candidates)} in all: time, iterations, memory of a worker, on disk"),
             *((f"  {name}", ", ".join(rest)) for name, *rest in ways),
             *(("note", note) for note in self.notes),
@@ -170,18 +151,16 @@ class Plan(Shown):
         return [
             ("training rows", f"{self.num_rows:,} x {self.num_features:,}, {targets}{held_out}"),
             ("model", f"{kernel_words(self.kernel)}, {loss}alpha {', '.join(f'{value:g}' for value in self.alpha)}"),
-            ("solver", f"{self.solver if self.nystrom is None else 'nystrom'}, {self.precision}{how}"),
+            ("solver", f"{self.solver}, {self.precision}{how}"),
         ]
 
     def _schedule(self) -> str:
         """How busy the workers will be, and which sums are split for it."""
-        count, split = self.workers * self.threads_per_worker, self.split or {}
-        text = (
-            f"{count:,} worker{'s' * (count > 1)} busy {self.expected_efficiency:.0%} of the factorisation, simulated"
-        )
-        if not split.get("num_columns"):
+        count, split = self.threads, self.split
+        text = f"{count:,} worker{'s' * (count > 1)} busy {self.efficiency:.0%} of the factorisation, simulated"
+        if split is None or not split.num_columns:
             return text + "; no sum is split"
-        last, terms = min(split["num_columns"], self.num_tiles_per_side), split["num_last"]
+        last, terms = min(split.num_columns, self.num_tiles_per_side), split.num_last
         where = "all columns" if last == self.num_tiles_per_side else f"the last {last} columns"
         return f"{text}; sums of {where} are split before the last {terms} term{'s' * (terms > 1)}"
 
@@ -217,7 +196,7 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
     own = total_memory_bytes() // workers if cluster.scheduler == "local" else None
     limit = own if cluster.memory_limit == "auto" else int(cluster.memory_limit)
     digests = [train.digest, train.digest_y, train.digest_weight]
-    here = {
+    here: dict[str, Any] = {
         "workers": workers,
         "threads_per_worker": cluster.threads_per_worker,
         "memory_limit_bytes": limit,
@@ -227,12 +206,10 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
     }
     earlier = recorded if recorded is not None and recorded["num_features"] == train.num_features else None
     if earlier is not None and earlier["digests"] == digests:
-        same = {item.name: earlier[item.name] for item in fields(Plan)}
-        same["task_bytes"] = same["task_bytes"] // same["threads_per_worker"] * cluster.threads_per_worker
-        if same["loss"] is None:
-            known = _tiles_of(train, kernel_of(same["kernel"]), same["alpha"])
-            same["disk_present_bytes"] = present_bytes(store, known | {"tile_size": [same["tile_size"]]})
-        plan = Plan(**same | here)
+        plan = replace(Plan.from_dict(earlier), **here)
+        if plan.loss is None:
+            known = _tiles_of(train, kernel_of(plan.kernel), plan.alpha) | {"tile_size": [plan.tile_size]}
+            plan = replace(plan, disk_present_bytes=present_bytes(store, known))
     else:
         kernel = job.model.build_kernel()
         resolved = None if kernel.name == "precomputed" else kernel.resolve(train.num_features)
@@ -250,28 +227,15 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
             facts["notes"].append("insecure = true: the scheduler is reached without encryption or authentication")
         scaling = {} if frozen is None else {"scaling": frozen.to_dict()}
         facts |= {"notes": said + facts["notes"], "reused": scaling | facts.get("reused", {})}
+        # a trial of large ranks may have taken more than the fit will
+        facts["client_bytes"] = max(peak_rss_bytes(), CLIENT_BYTES + chosen.client_bytes)
         plan = Plan(
             num_rows=train.num_rows,
             num_test_rows=0 if prepared.test is None else prepared.test.num_rows,
             num_features=train.num_features,
             num_targets=train.num_targets,
             kernel={"kernel": "precomputed"} if resolved is None else resolved.to_dict(),
-            solver=chosen.solver,
-            precision=chosen.precision,
-            gram=chosen.gram,
-            tile_size=chosen.tile_size,
-            task_bytes=chosen.memory_bytes * cluster.threads_per_worker,
-            # a trial of large ranks may have taken more than the fit will
-            client_bytes=max(peak_rss_bytes(), CLIENT_BYTES + chosen.client_bytes),
-            disk_bytes=chosen.disk_bytes,
-            estimated_seconds=chosen.seconds,
-            estimated_low_seconds=chosen.seconds_low,
-            expected_efficiency=chosen.efficiency,
-            iterations=None if chosen.iterations is None else [chosen.iterations.low, chosen.iterations.high],
-            split=None if chosen.split is None else chosen.split.to_dict(),
-            rank=chosen.rank,
-            infeasible=chosen.infeasible,
-            **facts | here,
+            **vars(chosen) | facts | here,
         )
     refusal, hint = _refusal(plan, store)
     return replace(plan, refusal=refusal, hint=hint)
@@ -377,11 +341,6 @@ def _decide(
 def decision_of(job: JobSpec, prepared: Prepared, plan: Plan) -> Decision:
     """What a plan decided, as it is written down, and what else may be done, by its prices."""
     limit, free = plan.memory_limit_bytes, plan.disk_free_bytes
-    chosen = Candidate(
-        **{name: getattr(plan, name) for name in ("solver", "precision", "gram", "tile_size", "rank")},
-        iterations=None if plan.iterations is None else Iterations(*plan.iterations),
-        seconds=plan.estimated_seconds,
-    )
     return Decision(
         problem=Problem(
             **{name: getattr(plan, name) for name in ("num_rows", "num_features", "num_targets")},
@@ -398,7 +357,7 @@ def decision_of(job: JobSpec, prepared: Prepared, plan: Plan) -> Decision:
         ),
         tile_size=job.solver.edge,
         machine=lambda: Machine(**plan.calibration),  # type: ignore[arg-type]
-        chosen=chosen,
+        chosen=plan,
         candidates=tuple(Candidate.from_dict(item) for item in plan.candidates),
     )
 
@@ -459,7 +418,7 @@ def _machine(
 def _refusal(plan: Plan, store: Any) -> tuple[str, str]:
     """Why the job cannot run, and what would help; two empty texts when it can."""
     limit, free = plan.memory_limit_bytes, plan.disk_free_bytes
-    is_direct, name = plan.solver == "cholesky", "nystrom" if plan.nystrom is not None else plan.solver
+    is_direct, name = plan.solver == "cholesky", plan.solver
     if "cannot hold a task" in plan.infeasible:
         return plan.infeasible, "raise memory_limit"
     if plan.loss is not None and plan.infeasible:

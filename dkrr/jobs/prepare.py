@@ -38,8 +38,7 @@ from dkrr.dataset.scaling import DRIFT_LIMIT, Drift, mask_digest, measure_drift
 from dkrr.dataset.sources import open_table
 from dkrr.dataset.table import is_visible, visible_files
 from dkrr.errors import DataError, DkrrError, JobFileError, StoreError
-from dkrr.jobs.model_spec import OF_LABELS
-from dkrr.jobs.spec import DataSpec, JobSpec
+from dkrr.jobs.spec import OF_LABELS, DataSpec, JobSpec
 from dkrr.jobs.toml import is_data_file
 from dkrr.linalg.catalogue import key_of
 from dkrr.linalg.loss import Loss

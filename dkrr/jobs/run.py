@@ -40,6 +40,7 @@ from dkrr.engine.workers import WorkerMemory, describe_executor
 from dkrr.errors import ConvergenceError, DkrrError, LockedError
 from dkrr.fit.fitting import FitResult
 from dkrr.fit.inputs import given_tiles, nothing_new, rows_on_disk
+from dkrr.jobs.driver import Monitor, driving
 from dkrr.jobs.facts import (
     Shown,
     exactness_facts,
@@ -51,14 +52,12 @@ from dkrr.jobs.facts import (
     time_rows,
 )
 from dkrr.jobs.loss_fit import fit_loss
-from dkrr.jobs.monitor import Monitor, driving
 from dkrr.jobs.plan import Plan, decision_of, make_plan
 from dkrr.jobs.prepare import Prepared, prepare
 from dkrr.jobs.run_directory import RunDirectory
 from dkrr.jobs.spec import JobSpec
 from dkrr.kernels import Kernel
 from dkrr.linalg.catalogue import Ancestor, ancestors, record_rows
-from dkrr.linalg.cholesky import Split
 from dkrr.linalg.loss import make_loss
 from dkrr.linalg.products import ArrayRows
 from dkrr.linalg.solution import NystromSettings, Solution
@@ -110,7 +109,6 @@ class FitSummary(Shown, Solution):
     kept: dict[str, int] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
     training_rows: str = ""
-    estimated_seconds: dict[str, float] = field(default_factory=dict)
     loss: dict[str, Any] | None = None
     num_support: int | None = None
     target_names: list[str] = field(default_factory=list)
@@ -247,9 +245,8 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
         note(lambda: {"environment": describe_executor(executor)})
         # workers that could not hold a task would be killed again and again
         require_memory(executor, plan.task_bytes // max(1, plan.threads_per_worker))
-        split = None if plan.split is None else Split(**plan.split)
         workspace = Workspace(
-            store, executor, monitor, blas=blas_of(executor), durable=True, split=split, maker=directory.location
+            store, executor, monitor, blas=blas_of(executor), durable=True, split=plan.split, maker=directory.location
         )
         monitor.note(given_up=workspace.given_up)  # filled while the run goes on
         try:
@@ -277,7 +274,6 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
         summary,
         message=summary.message + said,
         seconds=seconds | {"total": time.perf_counter() - started},
-        estimated_seconds=plan.estimated_seconds | {"total": plan.total_seconds},
         data=prepared.data,
         training_rows=str(prepared.train.path),
         peak_rss_bytes=peaks,
@@ -358,13 +354,13 @@ def _solved(
             rows = stack.enter_context(rows_on_disk(numbers, parts["y"], parts.get("weight"), workspace.store))
             matrix = given_tiles(prepared.train.X, workspace.store, plan.tile_size)
             given, digest = stack.enter_context(matrix)
-        elif plan.nystrom is None and plan.solver != "primal" and settings.iterates:
+        elif plan.solver not in ("nystrom", "primal") and settings.iterates:
             start = begin_from(rows, settings.kernel, settings.alpha, None, workspace)
         fit = solve_rows(
             rows,
             settings,
             workspace,
-            solver="nystrom" if plan.nystrom is not None else plan.solver,
+            solver=plan.solver,
             nystrom=None if plan.nystrom is None else NystromSettings(**plan.nystrom),
             given=given,
             source_digest=digest,

@@ -130,7 +130,8 @@ class TuneSummary:
         cost = best.loo_rmse / least.loo_rmse - 1.0 if least.loo_rmse else 0.0
         saved = f"condition {best.condition:.1e} instead of {least.condition:.1e}"
         if "least_error" in foreseen_seconds and foreseen:
-            saved += f", a fit of {foreseen} instead of {foreseen_seconds['least_error']:.0f} s"
+            other = f"about {foreseen_seconds['least_error']:.0f} s"
+            saved += f", a fit of {foreseen} " + ("either way" if other == foreseen else f"instead of {other}")
         return [("cost", f"error +{100 * cost:.2f} %, as good as the smallest"), ("saved", saved)]
 
 

@@ -92,7 +92,7 @@ def test_measure_auto(judge: Judge, folder: Path) -> None:
         times = {name: one.seconds["total"] if isinstance(one, FitSummary) else np.inf for name, one in found.items()}
         total, plan = auto.seconds["total"], auto.plan
         after, high = total - auto.seconds["prepare"], plan.total_seconds
-        expected = float((high * (plan.estimated_low_seconds or high)) ** 0.5)  # the middle of its two ends
+        expected = float((high * (plan.seconds_low or high)) ** 0.5)  # the middle of its two ends
         ratios.append(total / min(*times.values(), total))
         estimates.append(max(after / expected, expected / after))
         chose = f"{plan.solver} {plan.precision} {plan.rank or ''}"

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from dkrr import errors
 from dkrr.cli import main
 from dkrr.cli.app import CommandGroup
-from dkrr.jobs.retrain.spec import RetrainSpec
+from dkrr.jobs.retrain_spec import RetrainSpec
 from dkrr.jobs.spec import JobSpec
 
 COMMANDS = {
@@ -110,8 +110,8 @@ def test_help_lists_every_key_of_a_file_with_a_line_each(spec: type[JobSpec] | t
     result = CliRunner().invoke(main, ["help", topic])
     assert result.exit_code == 0
     for name, table in spec.tables().items():
-        if table.tables():
-            continue  # [data] and the others of a job
+        if spec is RetrainSpec and name in JobSpec.model_fields:
+            continue  # `dkrr help job` lists them
         shown = result.stdout.partition(f"[{name}]")[2]
         for key, values, _, means in table.described_keys():
             assert len(means) > 10, f"[{name}] {key} has no line in the section Parameters of {table.__name__}"

@@ -9,7 +9,7 @@ import pytest
 
 from dkrr.cli.runs import ProgressDisplay, board
 from dkrr.jobs.facts import live_facts
-from dkrr.jobs.status import Status
+from dkrr.jobs.run_directory import Status
 
 
 def running(**values: Any) -> Status:

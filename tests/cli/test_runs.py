@@ -18,9 +18,8 @@ from click.testing import CliRunner, Result
 
 from dkrr.cli import main
 from dkrr.dataset import append, drop_generations, ingest
-from dkrr.jobs.run_directory import EventLog, RunDirectory
+from dkrr.jobs.run_directory import EventLog, RunDirectory, Status, write_status
 from dkrr.jobs.spec import JobSpec
-from dkrr.jobs.status import Status, write_status
 from dkrr.store.lease import process_record
 
 JOB = """# as a person wrote it

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dkrr.jobs.run_directory import RunDirectory
-from dkrr.jobs.status import read_status
+from dkrr.jobs.run_directory import RunDirectory, read_status
 from tests.faults import wait_until
 
 pytestmark = pytest.mark.system

@@ -20,9 +20,9 @@ from click.testing import CliRunner, Result
 
 import dkrr
 from dkrr.cli import main
+from dkrr.jobs.gate import judge
 from dkrr.jobs.prepare import prepare
-from dkrr.jobs.retrain.model import judge
-from dkrr.jobs.retrain.spec import GateSpec
+from dkrr.jobs.retrain_spec import GateSpec
 from dkrr.jobs.spec import JobSpec
 from tests.jobs.retrain.project import Project, in_process, rows_of
 

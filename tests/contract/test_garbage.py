@@ -264,7 +264,7 @@ def test_what_an_alias_names_or_a_reader_may_hold_is_neither_pruned_nor_garbage(
     assert "nothing to delete" in run("models", "prune", "demo", "--keep", "0", "--registry", registry).stdout
 
     # a day later it is garbage, unless somebody puts it into production after the question
-    monkeypatch.setattr("dkrr.jobs.garbage.GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("dkrr.jobs.inspection.GRACE_SECONDS", 0.0)
     listed = run("gc", store).stdout
     assert [name for name in factors if name in listed] == factors[:1]
 

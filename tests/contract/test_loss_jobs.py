@@ -369,7 +369,7 @@ def test_a_damaged_checkpoint_costs_time_alone(spoiled: bytes, tmp_path: Path, m
 
 def test_a_request_to_stop_is_heard_between_iterations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dkrr.linalg.decomposition.WORKING_SET", 16)
-    monkeypatch.setattr("dkrr.jobs.monitor.Monitor.is_cancelled", lambda self: False)
+    monkeypatch.setattr("dkrr.jobs.driver.Monitor.is_cancelled", lambda self: False)
     seen: list[str] = []
 
     def cancelling(phase: str, done: int, *rest: Any) -> None:
@@ -377,7 +377,7 @@ def test_a_request_to_stop_is_heard_between_iterations(tmp_path: Path, monkeypat
         if done == 2:
             (tmp_path / "runs/job/cancel.json").write_text("{}")
 
-    from dkrr.jobs.monitor import Monitor
+    from dkrr.jobs.driver import Monitor
 
     check = Monitor.check
 

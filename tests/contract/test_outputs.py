@@ -626,8 +626,7 @@ def test_a_report_replaces_a_report_and_nothing_else(place: Path) -> None:
         '[data]\npath = "rows.csv"\ntarget = [-1]\n[model]\nkernel = "rbf"\ngamma = 1.0\n[solver]\ntile_size = 40\n'
         '[cluster]\nworkers = 0\n[output]\ndirectory = "runs/a"\n'
     )
-    from dkrr.jobs.run_directory import RunDirectory
-    from dkrr.jobs.status import Status, write_status
+    from dkrr.jobs.run_directory import RunDirectory, Status, write_status
 
     write_status(RunDirectory("runs/a"), Status(state="failed"))
     for name in ("notes.html", "rows.csv"):

@@ -15,10 +15,9 @@ from click.testing import CliRunner
 import dkrr
 from dkrr.cli.app import main
 from dkrr.jobs import registry
-from dkrr.jobs.retrain import RetrainSpec
-from dkrr.jobs.retrain.run import retrain
-from dkrr.jobs.run_directory import RunDirectory
-from dkrr.jobs.status import driver_lease
+from dkrr.jobs.retrain import retrain
+from dkrr.jobs.retrain_spec import RetrainSpec
+from dkrr.jobs.run_directory import RunDirectory, driver_lease
 
 ROWS = np.random.default_rng(3).standard_normal((40, 3))
 
@@ -173,7 +172,7 @@ def test_a_retrain_job_that_fails_on_its_first_night_keeps_its_folder(
     def fails(*_: Any) -> Any:
         raise dkrr.DataError("not tonight")
 
-    monkeypatch.setattr("dkrr.jobs.retrain.model.improve", fails)
+    monkeypatch.setattr("dkrr.jobs.gate.improve", fails)
     with pytest.raises(dkrr.DataError, match="not tonight"):
         retrain(spec)
     assert (Path(spec.directory) / "job.json").exists()

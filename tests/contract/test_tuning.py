@@ -104,7 +104,8 @@ def test_the_table_says_what_the_choice_cost_and_saved() -> None:
         f"condition {search['best']['condition']:.1e} instead of {search['least_error']['condition']:.1e}"
         in rows["saved"]
     )
-    assert "a fit of about" in rows["saved"]
+    best, least = (f"about {search['foreseen_seconds'][name]:.0f} s" for name in ("best", "least_error"))
+    assert f"a fit of {best} {'either way' if best == least else f'instead of {least}'}" in rows["saved"]
 
 
 def test_the_last_line_says_where_the_run_will_be() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dkrr.jobs.garbage import find_garbage
+from dkrr.jobs.inspection import find_garbage
 
 KEYS = [character * 40 for character in "abcdef"]
 DRAWN = "0f" * 16

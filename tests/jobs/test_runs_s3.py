@@ -7,10 +7,9 @@ from click.testing import CliRunner
 
 from dkrr.cli import main
 from dkrr.errors import CancelledError
-from dkrr.jobs import monitor as monitor_module
-from dkrr.jobs.monitor import driving
-from dkrr.jobs.run_directory import RunDirectory, read_events
-from dkrr.jobs.status import look_once, read_status
+from dkrr.jobs import driver as monitor_module
+from dkrr.jobs.driver import driving
+from dkrr.jobs.run_directory import RunDirectory, look_once, read_events, read_status
 from dkrr.store.files import list_keys, read_key
 from tests.faults import wait_until
 from tests.s3 import CANARY_SECRET, Bucket, bucket, s3_server

@@ -16,8 +16,7 @@ import psutil
 import pytest
 
 from dkrr.jobs.inspection import verify
-from dkrr.jobs.run_directory import RunDirectory
-from dkrr.jobs.status import read_status
+from dkrr.jobs.run_directory import RunDirectory, read_status
 from dkrr.store.lease import is_gone
 from tests.faults import Command, Run, end_commands, times, wait_until
 

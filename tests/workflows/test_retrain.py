@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from dkrr.jobs.retrain.spec import RetrainSpec
+from dkrr.jobs.retrain_spec import RetrainSpec
 from tests.jobs.retrain.project import Project
 
 FOLDER = Path(__file__).parent.parent.parent / "workflows" / "retrain"

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from dkrr.jobs.page import write_report
-from dkrr.jobs.run_directory import RunDirectory
-from dkrr.jobs.status import Status
+from dkrr.jobs.run_directory import RunDirectory, Status
 from tests.jobs.report.runs import HOSTILE, fit_here, write_rows
 
 pytestmark = pytest.mark.system

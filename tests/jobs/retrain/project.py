@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from dkrr import load_model, open_dataset
+from dkrr.dataset import Dataset
 from dkrr.engine.tasks import Executor, InProcessExecutor
+from dkrr.errors import RefusedError
 from dkrr.jobs.registry import ModelRegistry, NamedModel, check_version
-from dkrr.jobs.retrain import RetrainSpec, RetrainSummary
-from dkrr.jobs.retrain.run import retrain
+from dkrr.jobs.retrain import RetrainSummary, retrain
+from dkrr.jobs.retrain_spec import RetrainSpec
 from dkrr.jobs.spec import JobSpec
 from tests.faults import contents
 
@@ -36,7 +38,7 @@ def rows_of(seed: int, num_rows: int) -> np.ndarray:
 
 def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Run the tasks of jobs in this process; the list gets an entry for each executor that is started."""
-    import dkrr.jobs.retrain.model
+    import dkrr.jobs.gate
     import dkrr.jobs.run
     import dkrr.jobs.tune
 
@@ -47,8 +49,9 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         started.append(job.output.directory)
         yield InProcessExecutor()
 
-    for module in (dkrr.jobs.run, dkrr.jobs.tune, dkrr.jobs.retrain.model):
+    for module in (dkrr.jobs.run, dkrr.jobs.tune, dkrr.jobs.gate):
         monkeypatch.setattr(module, "job_executor", job_executor)
+    monkeypatch.setattr("os.fsync", lambda _: None)  # a hundred a night, and no power fails here
     return started
 
 
@@ -64,7 +67,7 @@ class Project:
             "gate": {"min_rows": 10},
             "data": {"target": "y", "standardize": True},
             "model": {"kernel": "rbf", "gamma": 0.2, "alpha": 0.05},
-            "solver": {"name": "cholesky", "tile_size": 64},
+            "solver": {"name": "cholesky", "tile_size": 256},
         }
         for name, keys in tables.items():
             self.document[name] = {**self.document.get(name, {}), **keys}
@@ -89,12 +92,41 @@ class Project:
         )
         return path
 
+    def aside(self, name: str, seed: int, num_rows: int = 120, change: Callable[[Any], Any] | None = None) -> Path:
+        """A file that is no batch, beside RETRAIN.toml."""
+        return self.deliver(name, seed, num_rows, change).rename(self.folder / f"{name}.csv")
+
+    @property
+    def rows(self) -> Path:
+        """Where the data set is."""
+        return self.folder / "rows.zarr"
+
+    @property
+    def dataset(self) -> Dataset:
+        return open_dataset(self.rows)
+
     @property
     def spec(self) -> RetrainSpec:
         return RetrainSpec.from_dict(self.document, base=self.folder)
 
     def run(self) -> RetrainSummary:
         return retrain(self.spec)
+
+    def nights(self, *seeds: int) -> RetrainSummary:
+        """A batch and a run for each night."""
+        for seed in seeds:
+            self.deliver(f"n{seed}", seed=seed)
+            summary = self.run()
+        return summary
+
+    def is_refused(self, match: str) -> None:
+        """The run ends with a refusal that says so."""
+        with pytest.raises(RefusedError, match=match):
+            self.run()
+
+    def is_done(self) -> bool:
+        """Whether a run finds nothing new."""
+        return self.run().outcome == "nothing new"
 
     def predict(self, rows: np.ndarray) -> np.ndarray:
         """What the model in production says."""

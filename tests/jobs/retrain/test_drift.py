@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dkrr import Dataset, ingest
-from dkrr.jobs.retrain.drift import Reference, compare_rows
-from dkrr.jobs.retrain.spec import DriftSpec
+from dkrr.jobs.history import Reference, compare_rows
+from dkrr.jobs.retrain_spec import DriftSpec
 from tests.jobs.retrain.project import rows_of
 
 LIMITS = DriftSpec()

@@ -81,7 +81,7 @@ def test_what_came_into_production_meanwhile_is_what_counts(project: Project, mo
     project.deliver("night-2", seed=2)
     second = project.run().version
     project.deliver("night-3", seed=3)
-    from dkrr.jobs.retrain import model as module
+    from dkrr.jobs import gate as module
 
     judge = module.judge
     seen = []

@@ -11,7 +11,7 @@ from dkrr import load_model
 from dkrr.errors import RefusedError, StoreError
 from dkrr.jobs.predict import predict_job
 from dkrr.jobs.registry import ModelRegistry, Reference
-from dkrr.jobs.retrain.spec import deliveries
+from dkrr.jobs.retrain_spec import deliveries
 from dkrr.store.objects import put_file
 from tests.jobs.retrain.project import Project, in_process, rows_of
 from tests.s3 import Bucket, bucket, s3_server

@@ -27,7 +27,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         done.append(len(done))
         return {"model": {"kernel": "rbf", "gamma": 0.3 + 0.01 * len(done), "alpha": 0.05}}
 
-    monkeypatch.setattr("dkrr.jobs.retrain.model._search", search)
+    monkeypatch.setattr("dkrr.jobs.gate._search", search)
     return done
 
 

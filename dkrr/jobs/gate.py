@@ -29,13 +29,12 @@ from numpy.typing import NDArray
 from dkrr.dataset import Dataset
 from dkrr.engine.tasks import Progress
 from dkrr.errors import DkrrError, InterruptedRunError, JobFileError, LockedError, StoreError
-from dkrr.jobs.monitor import Monitor
+from dkrr.jobs.driver import Monitor
+from dkrr.jobs.history import LAST, Finding, History, compare_means, digests, hash_of
 from dkrr.jobs.predict import executor_of_size
 from dkrr.jobs.prepare import prepare
 from dkrr.jobs.registry import NamedModel
-from dkrr.jobs.retrain.drift import Finding, compare_means
-from dkrr.jobs.retrain.history import LAST, History, digests, hash_of
-from dkrr.jobs.retrain.spec import GateSpec, RetrainSpec
+from dkrr.jobs.retrain_spec import GateSpec, RetrainSpec
 from dkrr.jobs.run import drive_job, job_executor
 from dkrr.jobs.run_directory import RunDirectory, utc_now
 from dkrr.jobs.spec import JobSpec
@@ -47,7 +46,7 @@ from dkrr.store.files import children, join, name_of, note_user
 from dkrr.store.interruption import fence_holder
 
 if TYPE_CHECKING:
-    from dkrr.jobs.retrain.run import RetrainSummary
+    from dkrr.jobs.retrain import RetrainSummary
 
 PROMOTIONS = 3  # how often a model is judged anew because another one came into production meanwhile
 
@@ -98,7 +97,7 @@ def improve(
         summary.outcome = "kept"
         return None
     # the parameters that were found last are kept until others are asked for, or the next search
-    given = spec.job.to_dict()["model"]
+    given = spec.to_dict()["model"]
     is_same = last.get("given") == given
     model, since = (last["model"], last["fits_since_search"] + 1) if is_same else (given, 1)
     summary.searched = is_same and spec.retrain.search_every is not None and since >= spec.retrain.search_every
@@ -117,14 +116,14 @@ def improve(
             )
         if summary.searched:
             monitor.phase("search")
-            search = _job(spec, given, mask_path, "search", spec.job.tune)
+            search = _job(spec, given, mask_path, "search", spec.tune)
             model = step(directory, "search", {"tick": tick}, lambda: _search(search, monitor))["model"]
         inputs = {
             "rows": digests(dataset),
             "held_out": [mask_digest, spec.held_out_bytes()],
-            "standardize": spec.job.data.standardize,
+            "standardize": spec.data.standardize,
             "model": model,
-            "solver": spec.job.to_dict()["solver"],
+            "solver": spec.to_dict()["solver"],
         }
         key = hash_of("fit", inputs)
         job = _job(spec, model, mask_path, key[:16], None)
@@ -168,7 +167,7 @@ def _save_mask(directory: RunDirectory, held_out: NDArray[np.bool_], kept: NDArr
 
 def _job(spec: RetrainSpec, model: dict[str, Any], mask_path: str | None, run: str, tune: Any) -> JobSpec:
     """The job that fits the data set as it is now."""
-    document = spec.job.to_dict()
+    document = spec.job_tables()
     held_out = {"path": spec.holdout.path, "mask": mask_path, "mask_column": None, "fraction": None}
     metric = {} if spec.gate.metric is None else {"metric": spec.gate.metric}
     evaluate = document.get("evaluate", {}) | held_out | metric
@@ -179,7 +178,7 @@ def _job(spec: RetrainSpec, model: dict[str, Any], mask_path: str | None, run: s
         "evaluate": {name: value for name, value in evaluate.items() if value is not None},
         "data": {**data, "path": spec.retrain.data},
         "model": model,
-        "output": {"directory": runs, "store": spec.store, "keep": spec.job.output.keep},
+        "output": {"directory": runs, "store": spec.store, "keep": spec.output.keep},
     }
     document.pop("tune", None)
     return JobSpec.from_dict(document).model_copy(update={"tune": tune})

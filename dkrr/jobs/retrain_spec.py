@@ -33,9 +33,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from dkrr.errors import InterruptedRunError, JobFileError, StoreError
-from dkrr.jobs.model_spec import check_metric
 from dkrr.jobs.registry import check_name
-from dkrr.jobs.spec import HeldOutRows, JobSpec
+from dkrr.jobs.spec import HeldOutRows, JobSpec, check_metric
 from dkrr.jobs.toml import FILE_SUFFIXES, Location, Source, Table, misplaced
 from dkrr.store.files import (
     file_state,
@@ -45,11 +44,7 @@ from dkrr.store.files import (
     name_of,
     overlaps,
     parent_of,
-    with_settings,
 )
-from dkrr.store.objects import StorageSettings
-
-JOB_TABLES = ("data", "evaluate", "model", "solver", "cluster", "storage", "tune", "output")
 
 Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -183,113 +178,71 @@ class WindowSpec(Table):
         return self
 
 
-class MlflowSpec(Table):
-    """``[mlflow]``: where runs and models are logged besides; needs ``dkrr[mlflow]``.
-
-    Parameters
-    ----------
-    tracking_uri
-        The server or folder of MLflow.
-    experiment
-        The experiment that runs belong to.
-    log_model
-        Log the model as well, without pickle.
-    """
-
-    tracking_uri: str
-    experiment: str = "dkrr"
-    log_model: bool = True
-
-
-class _OwnTables(Table):
-    """What stands in RETRAIN.toml and in no job file."""
+class RetrainSpec(JobSpec):
+    """The whole of RETRAIN.toml: the tables of a job, and those above. Its run is ``<registry>/<name>/retrain``."""
 
     retrain: RetrainTable
-    holdout: HoldoutSpec | None = None
+    holdout: HoldoutSpec
     gate: GateSpec = GateSpec()
     drift: DriftSpec = DriftSpec()
     window: WindowSpec | None = None
-    mlflow: MlflowSpec | None = None
 
-
-class RetrainSpec(_OwnTables):
-    """The whole of RETRAIN.toml. Read one with :meth:`load`; it is frozen, and its paths are absolute."""
-
-    holdout: HoldoutSpec
-    job: JobSpec
-
-    @property
-    def directory(self) -> str:
-        """Where the state of the retrain job is: ``<registry>/<name>/retrain``."""
-        return join(self.retrain.registry, self.retrain.name, "retrain")
-
-    @property
-    def store(self) -> str:
-        """Store of Gram matrices and factors, the same for every fit of the lineage."""
-        return self.job.output.store or join(self.directory, "store")
+    @model_validator(mode="after")
+    def _check_retrain(self) -> Self:
+        model, mask = self.model, self.holdout.mask
+        if model.loss != "square" and isinstance(model.alpha, list):
+            hint = "give one; [retrain] search_every chooses it by folds"
+            where = ("model", "alpha" if model.C is None else "C")
+            raise misplaced(where, "is a list; a retrain job has one value", hint)
+        if self.gate.metric is not None:
+            check_metric(("gate", "metric"), model.loss, self.gate.metric)
+        if mask is not None and not self.holdout.mask_is_file and self.data.features is None:
+            hint = "name the features, so that the mask is not one of them"
+            raise misplaced(("holdout", "mask"), "is a column, and [data] features is missing", hint)
+        return self
 
     @property
     def initial(self) -> str | None:
         """The first rows, where they are not in the data set already."""
-        return None if self.job.data.path == self.retrain.data else self.job.data.path
-
-    @property
-    def own_files(self) -> list[str]:
-        """What is no batch, where it lies among them: the data set, and what says which rows are held out."""
-        mask = self.holdout.mask if self.holdout.mask_is_file else None
-        return [str(path) for path in (self.retrain.data, self.holdout.path, mask) if path is not None]
+        return None if self.data.path == self.retrain.data else self.data.path
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> RetrainSpec:
-        """Read and check a RETRAIN.toml.
-
-        Raises
-        ------
-        JobFileError
-            The file cannot be read, is not TOML, or holds something that is unknown or not allowed.
-        """
-        path = Path(path)
-        source, document = Source.read(path, not_text="it should be TOML", unreadable="check the path")
-        return cls._checked(document, source, base=path.absolute().parent)
-
-    @classmethod
-    def from_dict(cls, document: dict[str, Any], base: str | os.PathLike[str] = ".") -> RetrainSpec:
-        """Check what is given as nested dicts; relative paths mean the folder ``base``.
-
-        Raises
-        ------
-        JobFileError
-            Something is unknown or not allowed.
-        """
-        return cls._checked(document, Source(), base=Path(base).absolute())
-
-    @classmethod
-    def _checked(cls, document: dict[str, Any], source: Source, *, base: Path) -> RetrainSpec:
-        tables = _OwnTables.tables()
-        for name in document:
-            if name not in tables and name not in JOB_TABLES:
-                raise source.unknown_key((name,), [*tables, *JOB_TABLES])
-        own = {name: table for name, table in document.items() if name in tables}
-        if "retrain" not in own:
-            raise JobFileError(f"{source.name or 'the document'} has no [retrain]", hint="give name, data and incoming")
-        found = source.check(_OwnTables, own, base)
-        job = _job(document, found.retrain, base=base, source=source)
-        _check_loss(job, found.gate.metric, source)
-        holdout, settings = found.holdout or _holdout_of(job, source.name), job.storage.settings()
-        if holdout.mask is not None and not holdout.mask_is_file and job.data.features is None:
-            raise JobFileError(
-                "[holdout] mask is a column, and [data] features is missing",
-                hint="name the features, so that the mask is not one of them",
-            )
-        located = {
-            "retrain": _located(found.retrain, ("data", "incoming", "registry"), settings),
-            "holdout": _located(holdout, ("path", "mask"), settings),
-        }
-        return cls(**dict(found) | located, job=job)
+    def checked(cls, document: dict[str, Any], source: Source, *, base: Path, name: str) -> Self:
+        """With the tables of the job from their own file, if they have one, and what follows from the other tables."""
+        retrain, where = document.get("retrain"), source.name or "the document"
+        if not isinstance(retrain, dict):
+            raise JobFileError(f"{where} has no [retrain]", hint="give name, data and incoming")
+        if isinstance(file := retrain.get("job"), str):
+            if tables := [table for table in document if table in JobSpec.model_fields]:
+                raise JobFileError(
+                    f"[retrain] job = {file!r} and [{tables[0]}] in the same file",
+                    hint="the tables of the job stand in one place",
+                )
+            document = {**JobSpec.load(base / os.path.expanduser(file)).to_dict(), **document}
+        data, output, evaluate = (document.get(table, {}) for table in ("data", "output", "evaluate"))
+        if "holdout" not in document:
+            rows = {
+                key: evaluate[key] for key in ("path", "fraction") if isinstance(evaluate, dict) and key in evaluate
+            }
+            if not rows or "mask" in evaluate:
+                raise JobFileError(
+                    f"{where} has no [holdout]",
+                    hint="rows that no fit sees are what a new model is judged by: fraction = 0.1, say",
+                )
+            document = {**document, "holdout": rows}
+        if isinstance(data, dict) and "data" in retrain:
+            document = {**document, "data": {"path": retrain["data"], **data}}
+        if isinstance(output, dict):
+            directory = join(str(retrain.get("registry", "models")), str(retrain.get("name")), "retrain")
+            own = {"store": join(directory, "store"), **output, "directory": directory}
+            document = {**document, "output": own}
+        return super().checked(document, source, base=base, name=name)
 
     def deliveries(self) -> list[Delivery]:
-        """The files that may hold batches, by name."""
-        return deliveries(self.retrain.incoming, self.own_files)
+        """The files that may hold batches, by name; not the data set, nor what says which rows are held out."""
+        mask = self.holdout.mask if self.holdout.mask_is_file else None
+        own = [str(path) for path in (self.retrain.data, self.holdout.path, mask) if path is not None]
+        return deliveries(self.retrain.incoming, own)
 
     def held_out_bytes(self) -> Any:
         """What tells held-out rows in a file of their own from others: the bytes of the file, which are read."""
@@ -298,55 +251,9 @@ class RetrainSpec(_OwnTables):
             return path
         return [path, [[found.name, found.content_hash()] for found in deliveries(path)]]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain nested dicts, for records and the directory of the job."""
-        own = self.model_dump(mode="json", exclude_none=True, exclude={"job"})
-        return {**own, "job": self.job.to_dict()}
-
-
-def _job(document: dict[str, Any], retrain: RetrainTable, *, base: Path, source: Source) -> JobSpec:
-    """The job of the fits: from its own file, or from its tables here."""
-    tables = {name: document[name] for name in JOB_TABLES if name in document}
-    if retrain.job is not None:
-        if tables:
-            raise JobFileError(
-                f"[retrain] job = {retrain.job!r} and [{next(iter(tables))}] in the same file",
-                hint="the tables of the job stand in one place",
-            )
-        return JobSpec.load(retrain.job)
-    data = tables.get("data", {})
-    tables["data"] = {"path": retrain.data, **data} if isinstance(data, dict) else data
-    return JobSpec.checked(tables, source, base=base, name=retrain.name)
-
-
-def _check_loss(job: JobSpec, metric: str | None, source: Source) -> None:
-    """Refuse what a loss does not allow here."""
-    loss = job.model.loss
-    try:
-        if loss != "square" and isinstance(job.model.alpha, list):
-            name = "alpha" if job.model.C is None else "C"
-            hint = "give one; [retrain] search_every chooses it by folds"
-            raise misplaced(("model", name), "is a list; a retrain job has one value", hint)
-        if metric is not None:
-            check_metric(("gate", "metric"), loss, metric)
-    except JobFileError as exc:
-        raise source.error(exc.message, tuple(exc.key), exc.hint) from None
-
-
-def _holdout_of(job: JobSpec, source: str) -> HoldoutSpec:
-    """[holdout] from [evaluate] of the job, where that says which rows are held out."""
-    evaluate = job.evaluate
-    if evaluate is None or evaluate.mask is not None or not (evaluate.path or evaluate.fraction):
-        raise JobFileError(
-            f"{source or 'the document'} has no [holdout]",
-            hint="rows that no fit sees are what a new model is judged by: fraction = 0.1, say",
-        )
-    return HoldoutSpec(path=evaluate.path, fraction=evaluate.fraction)
-
-
-def _located(table: Any, names: tuple[str, ...], settings: StorageSettings) -> Any:
-    found = {name: getattr(table, name) for name in names if is_url(getattr(table, name))}
-    return table.model_copy(update={name: with_settings(url, settings) for name, url in found.items()})
+    def job_tables(self) -> dict[str, Any]:
+        """The tables of the job as plain nested dicts."""
+        return {name: table for name, table in self.to_dict().items() if name in JobSpec.model_fields}
 
 
 # --- what is delivered -----------------------------------------------------------------------------------------------

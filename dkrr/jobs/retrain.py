@@ -19,9 +19,9 @@ from dkrr.dataset import Dataset, drop_generations, keep_last
 from dkrr.dataset.writer import check_outside
 from dkrr.errors import RefusedError, StoreError
 from dkrr.jobs.facts import reused_rows
+from dkrr.jobs.history import INITIAL, LAST, History, digests, hash_of, open_rows
 from dkrr.jobs.registry import ModelRegistry, NamedModel
-from dkrr.jobs.retrain.history import INITIAL, LAST, History, digests, hash_of, open_rows
-from dkrr.jobs.retrain.spec import RetrainSpec
+from dkrr.jobs.retrain_spec import RetrainSpec
 from dkrr.jobs.run_directory import RunDirectory, may_hold
 from dkrr.store.documents import plain
 from dkrr.store.files import json_bytes, remove_array
@@ -165,9 +165,9 @@ def _is_due(spec: RetrainSpec) -> bool:
 
 def tick_key(spec: RetrainSpec, dataset: Dataset) -> str:
     """Hash of the rows and of everything that says what shall become of them."""
-    job = spec.job.to_dict()
+    job = spec.to_dict()
     rules = [None if part is None else part.model_dump() for part in (spec.holdout, spec.gate, spec.drift, spec.window)]
-    fitted = [job.get("model"), job.get("solver"), spec.job.data.standardize]
+    fitted = [job["model"], job["solver"], spec.data.standardize]
     return hash_of("tick", digests(dataset), spec.held_out_bytes(), fitted, rules)
 
 
@@ -175,12 +175,9 @@ def _drive(
     spec: RetrainSpec, named: NamedModel, summary: RetrainSummary, began: float, progress: Progress | None
 ) -> RetrainSummary:
     # most ticks find nothing new: what a fit needs is imported here, which takes longer than looking
-    from dkrr.jobs.monitor import driving
-    from dkrr.jobs.retrain import mlflow_log
-    from dkrr.jobs.retrain.model import forget_runs, improve
+    from dkrr.jobs.driver import driving
+    from dkrr.jobs.gate import forget_runs, improve
 
-    if spec.mlflow is not None:
-        mlflow_log.load_mlflow()  # what is missing is found before anything is done
     directory = RunDirectory(spec.directory)
     check_outside(directory.location)
     if not may_hold(directory.location, "retrain"):
@@ -215,8 +212,6 @@ def _drive(
         history.write()
         remove_array(history.scratch)
         forget_runs(directory, str(summary.fit.get("run", "")))
-    if spec.mlflow is not None:
-        mlflow_log.log_tick(spec.mlflow, summary, named)
     if summary.outcome == "refused":
         raise RefusedError(
             f"{named.name}: {len(summary.reasons)} reason{'s' if len(summary.reasons) != 1 else ''} to refuse: "
