@@ -70,7 +70,7 @@ _HASH, _DRAWN = "[0-9a-f]{40}", "[0-9a-f]{32}"
 # broke down, records of the rows that arrays were made of, and the subsets and trials of searches
 _NAMES = {
     "grams": rf"(?:{_HASH}|given-{_DRAWN})\.zarr",
-    "factors": rf"{_HASH}(?:-sums|-strips)?\.zarr",
+    "factors": rf"{_HASH}(?:-sums)?\.zarr",
     "rows": rf"(?:{_DRAWN}|{_HASH}-(?:train|test)|{_HASH}(?:-{_HASH}){{0,2}}(?:-1d)?)\.zarr",
     "data": rf"{_HASH}\.zarr",
     "preconditioners": rf"{_HASH}\.zarr",

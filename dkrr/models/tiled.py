@@ -75,7 +75,7 @@ from dkrr.tiles import TileGrid, TileMatrix
 logger = logging.getLogger("dkrr.tiled")
 
 # what of a candidate's disk is checked here: the rest is small
-MATRICES = ("factor", "gram", "preconditioner", "centres", "sums", "strips")
+MATRICES = ("factor", "gram", "preconditioner", "centres", "sums")
 
 
 def check_unchanged(model: Model, dataset: Dataset, digest: str = "") -> None:
