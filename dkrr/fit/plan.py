@@ -237,7 +237,7 @@ def _why_precision(best: Candidate, priced: Sequence[Candidate], choice: SolverC
 
 
 def _why_rank(best: Candidate, choice: SolverChoice) -> str:
-    if choice.rank != "auto" or choice.preconditioner in ("none", "factor"):
+    if choice.rank != "auto" or choice.preconditioner == "none":
         return ASKED
     if not best.rank:
         return "few iterations are expected without a preconditioner, too"

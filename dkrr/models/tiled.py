@@ -69,7 +69,7 @@ from dkrr.linalg.workspace import Workspace, choose_gram
 from dkrr.models.model import Model
 from dkrr.models.uncertainty import OTHER_SOLVERS
 from dkrr.models.validation import check_alpha, check_target_sizes
-from dkrr.store.files import at_present, full_disk, is_url, place, remove_array
+from dkrr.store.files import at_present, full_disk, place, remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 
 logger = logging.getLogger("dkrr.tiled")
@@ -370,7 +370,6 @@ class Training:
             memory_bytes=memory_limit_of(executor),
             driver_bytes=free_memory_bytes(),
             disk_bytes=free_bytes(workspace.store),
-            fetches=is_url(str(workspace.store)),
         )
         if kernel is None:  # what costs most, the matrix, is there already: nothing is measured
             choice = small_choice(problem, choice if choice.solver != "auto" else replace(choice, solver="cholesky"))

@@ -85,10 +85,6 @@ def test_the_inverse_wherever_it_is_applied(tmp_path: Path, monkeypatch: pytest.
         assert np.abs(held[:, k] - expected).max() < 1e-10 * np.abs(expected).max()
     monkeypatch.setattr(lowrank, "HELD_BYTES", 0)
     ways = [build(tmp_path, system, 70), build(tmp_path, system, 70, Apart())]
-    monkeypatch.setattr(lowrank, "memory_limit_of", lambda executor: 4 << 20)
-    monkeypatch.setattr(lowrank, "local_root", lambda store: None)  # as if it were fetched, and kept by workers
-    ways.append(build(tmp_path, system, 70, Apart()))
-    assert [bool(way.panels.keep_bytes) for way in ways] == [False, False, True]
     for way in (*ways, *ways):
         assert np.array_equal(way.apply(r, alpha), held)
     assert np.array_equal(r, before)
