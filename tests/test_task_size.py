@@ -14,7 +14,7 @@ import pytest
 
 from dkrr import KernelRidge, load_model
 from dkrr.dataset import ingest
-from dkrr.engine.tasks import BUNDLE_TASKS, InProcessExecutor, Node, Queue, run_tasks
+from dkrr.engine.tasks import InProcessExecutor, Node, Queue, run_tasks
 from dkrr.models.prediction import predict_dataset, predict_variance, score_dataset
 
 MAX_BYTES = 10 * 1024
@@ -100,25 +100,6 @@ def test_a_task_of_what_comes_after_a_fit_is_small(scales: Scales, tmp_path: Pat
     score_dataset(model, rows, executor)
     predict_variance(model, rows, str(tmp_path / "variance.zarr"), executor)
     assert {"panel_task", "predict_block_task"} <= set(scales.most)
-
-
-def test_as_many_features_as_a_picture_has_pixels(scales: Scales, tmp_path: Path) -> None:
-    x, y = data(n=300, d=784)
-    KernelRidge(alpha=0.1, kernel="rbf", store=tmp_path, tile_size=64, solver="cholesky").fit(x, y)
-    assert "factor_tile" in scales.most
-
-
-@pytest.mark.thorough
-def test_what_a_message_holds_does_not_grow_with_the_rows(scales: Scales, tmp_path: Path) -> None:
-    sizes = []
-    for n in (320, 1280):
-        scales.most.clear()
-        x, y = data(n)
-        KernelRidge(alpha=0.1, kernel="rbf", gamma=0.1, store=tmp_path / f"{n}", tile_size=64, solver="cholesky").fit(
-            x, y
-        )
-        sizes.append(scales.most["factor_tile"])
-    assert sizes[1] < sizes[0] + 8 * BUNDLE_TASKS
 
 
 def test_an_array_in_a_message_is_found(scales: Scales) -> None:

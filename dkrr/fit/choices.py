@@ -302,7 +302,7 @@ class FitSettings:
     iterative
         Of cg, and of the refinement of a mixed factor.
     fit_intercept
-        Whether f has an unpenalised constant, see :mod:`dkrr.linalg.blocks`.
+        Whether f has an unpenalised constant, see :mod:`dkrr.linalg.operators`.
     center
         Where a translation-invariant kernel is centred; None means anew, see :meth:`dkrr.kernels.Kernel.center`.
     drift_limit

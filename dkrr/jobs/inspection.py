@@ -19,7 +19,7 @@ from dkrr.jobs.registry import ALIASES, VERSIONS, NamedModel, check_version
 from dkrr.jobs.run_directory import RunDirectory, run_kind
 from dkrr.jobs.status import look_once
 from dkrr.kernels import kernel_from_dict
-from dkrr.linalg.gram import verify_factor, verify_gram
+from dkrr.linalg.gram import verify_tiles
 from dkrr.linalg.operators import RidgeOperator, Rows
 from dkrr.markup import listed
 from dkrr.models.model import BLOCK_ROWS, load_model
@@ -161,7 +161,7 @@ def _verify_tiles(path: str) -> Iterable[str]:
     """Every lower tile: there, its checksum right, finite, sampled entries as they must be; and no file besides."""
     matrix = TileMatrix.open(path)
     attributes = matrix.array.attributes
-    return (verify_factor if "alpha" in attributes else verify_gram)(matrix, _operator_of(path, attributes))
+    return verify_tiles(matrix, _operator_of(path, attributes), is_factor="alpha" in attributes)
 
 
 def _operator_of(path: str, attributes: dict[str, Any]) -> Any:

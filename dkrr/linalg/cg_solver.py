@@ -11,7 +11,7 @@ s^T u = 0:
 
     P A P u = P S Y,    P = I - s s^T / s^T s,    b = s^T (S Y - A u) / s^T s
 
-This is the bordered system of :mod:`dkrr.linalg.blocks` with b eliminated, and P A P is positive definite in the
+This is the bordered system of :mod:`dkrr.linalg.operators` with b eliminated, and P A P is positive definite in the
 plane, its eigenvalues within those of A. The residual of an iterate is P (S Y - A u) = S Y - A u - b s with the best b
 for this u: the residual of the bordered system itself. So ``tol``, restarts, checkpoints and warm starts mean what they
 mean without an intercept, and no column is solved for besides the targets. (With v = A^-1 s as one more column its
@@ -74,21 +74,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.errors import ConvergenceError, DataError, LockedError, NotPositiveDefiniteError, NumericalError
-from dkrr.linalg.blocks import (
+from dkrr.linalg.catalogue import factor_fields, key_of
+from dkrr.linalg.cg import CGState, Checkpoint, Preconditioner, conjugate_gradients
+from dkrr.linalg.direct import CholeskyFactor, factor_location
+from dkrr.linalg.matmul import OperatorProduct, sampled_row_sums
+from dkrr.linalg.operators import (
     MAX_BLOCK_COLUMNS,
     BlockColumns,
     FloatMatrix,
     FloatVector,
+    RidgeOperator,
     add_scaled,
     largest,
     norms,
     ratio,
 )
-from dkrr.linalg.catalogue import factor_fields, key_of
-from dkrr.linalg.cg import CGState, Checkpoint, Identity, Preconditioner, conjugate_gradients
-from dkrr.linalg.direct import CholeskyFactor, factor_location
-from dkrr.linalg.matmul import OperatorProduct, sampled_row_sums
-from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.preconditioner import LowRank, low_rank_fields
 from dkrr.linalg.rpcholesky import choose_rank
 from dkrr.linalg.solution import Foreseen, IterativeSettings, Solution, is_limit
@@ -204,7 +204,7 @@ class Forecast:
         )
 
 
-class Deferred:
+class Deferred(Preconditioner):
     """A preconditioner that is made when it is first applied: never, where every column is good to begin with.
 
     Parameters
@@ -257,7 +257,7 @@ def project(normal: FloatVector, u: FloatMatrix) -> FloatMatrix:
     return u
 
 
-class FactorPreconditioner:
+class FactorPreconditioner(Preconditioner):
     """P^-1 r = L^-T L^-1 r by two sweeps on the workers.
 
     A residual is divided by its norm and rounded to the factor's precision, so that nothing overflows or vanishes; the
@@ -459,7 +459,7 @@ class CGSolver:
             rank = choose_rank(n, operator.num_features, operator.alpha, tol=settings.tol, **columns)
         digests: dict[str, Any] = {"weight_digest": weight_digest, "source_digest": source_digest}
         fields, inexact = low_rank_fields(operator, settings, rank, workspace.blas, **digests), False
-        make: Callable[[], Preconditioner] = Identity
+        make: Callable[[], Preconditioner] = Preconditioner
         if self.float32_factor:
             # of a shift nothing is known before the factor is made; later no other one is found
             fields = factor_fields(operator, "float32", weight_digest, workspace.blas, source_digest) | {"mixed": None}

@@ -1,7 +1,7 @@
 """The direct solver: a tile Cholesky factor on disk, two substitutions, and the true residual.
 
 Two verbs, split by what they need to know: ``prepare`` sees only the matrix, ``solve`` only right-hand sides. With an
-intercept s is one more right-hand side, and the rest is :func:`dkrr.linalg.blocks.solve_bordered`.
+intercept s is one more right-hand side, and the rest is :func:`dkrr.linalg.operators.solve_bordered`.
 
 Cost
 ----
@@ -46,12 +46,11 @@ import numpy as np
 
 from dkrr.engine.tasks import Executor, Key, Node, Progress, RunSummary
 from dkrr.errors import StoreMismatchError
-from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector, solve_bordered
 from dkrr.linalg.catalogue import TakenOver, continue_lineage, factor_fields, key_of
 from dkrr.linalg.cholesky import CholeskyTask, Split, factor_tile
 from dkrr.linalg.gram import gram_owner
 from dkrr.linalg.matmul import OperatorProduct, residual_norms
-from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.operators import BlockColumns, FloatMatrix, FloatVector, RidgeOperator, solve_bordered
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.triangular import substitute
 from dkrr.linalg.workspace import Owners, Workspace, repaired

@@ -62,9 +62,9 @@ import numpy as np
 from dkrr.engine.machine import single_blas_thread
 from dkrr.errors import DamagedChunkError, DataError, NumericalError
 from dkrr.kernels.base import mirror
-from dkrr.linalg.blocks import Floats, Indices
 from dkrr.linalg.catalogue import gram_fields
-from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.cg import Preconditioner
+from dkrr.linalg.operators import Floats, Indices, RidgeOperator
 from dkrr.linalg.rpcholesky import block_size, grow
 from dkrr.linalg.solution import IterativeSettings
 from dkrr.linalg.workspace import Operand, Operands, Owners, Pass, Workspace, is_here, repaired
@@ -294,7 +294,7 @@ class ShiftedGram:
         return self._factors[shift]
 
 
-class LowRank:
+class LowRank(Preconditioner):
     """P_alpha = F F^T + alpha I, a preconditioner of conjugate gradients: builds F, or goes on with what is there.
 
     Parameters

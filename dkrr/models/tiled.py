@@ -54,13 +54,12 @@ from dkrr.fit.prices import priced_way, tiles_bytes
 from dkrr.fit.rates import measure_machine
 from dkrr.fit.trial import sample_trial
 from dkrr.kernels import Kernel
-from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.dense import dense_diagonals
 from dkrr.linalg.direct import CholeskyFactor
 from dkrr.linalg.leave_one_out import LeaveOneOut, loo_from_diagonal, target_scale, unscaled
 from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.nystrom import fit_nystrom, nystrom_leave_one_out
-from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.operators import BlockColumns, RidgeOperator
 from dkrr.linalg.primal import PrimalResult, array_source, fit_primal, primal_leave_one_out, stored_source
 from dkrr.linalg.products import ArrayRows
 from dkrr.linalg.solution import NystromSettings

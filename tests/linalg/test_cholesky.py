@@ -51,20 +51,6 @@ def test_the_failing_row_is_named_also_at_tile_borders(tmp_path: Path, row: int)
     factor_of(given.with_alpha(error.suggested_alpha), tmp_path / "again.zarr")
 
 
-def test_resume_computes_only_what_is_missing_and_gives_the_same_bytes(tmp_path: Path) -> None:
-    dataset = rows(tmp_path)
-    system = operator(dataset)
-    factor = factor_of(system, tmp_path / "L.zarr")
-    before = snapshot(tmp_path / "L.zarr")
-    # a hole in the middle of a row whose later tile is kept
-    factor.delete(3, 1)
-    factor.delete(2, 2)
-    assert factorise(system, factor, InProcessExecutor()).num_computed == 2
-    after = snapshot(tmp_path / "L.zarr")
-    assert {key for key in after if after[key] != before[key]} == {"c/3/1", "c/2/2"}
-    assert all(after[key][0] == before[key][0] for key in after)
-
-
 class Workers(InProcessExecutor):
     """Says that it runs several tasks at once, so that sums are split; stops before task ``limit``."""
 

@@ -15,11 +15,10 @@ from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fit.fitting import FitSettings, fit_rows
-from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.cg import Checkpoint
 from dkrr.linalg.cg_solver import CGSolver, FactorPreconditioner, PreparedCG, float32_factor
 from dkrr.linalg.direct import CholeskyFactor
-from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.operators import BlockColumns, RidgeOperator
 from dkrr.linalg.solution import IterativeSettings, Solution
 from dkrr.linalg.workspace import Workspace
 from tests.faults import DAMAGES
