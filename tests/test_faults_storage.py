@@ -27,9 +27,8 @@ from dkrr.errors import (
     StoreError,
 )
 from dkrr.fit.fitting import FitSettings, fit_rows
-from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.direct import CholeskyFactor, factorise
-from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.operators import BlockColumns, RidgeOperator
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import Model, load_model
 from dkrr.models.prediction import predict_dataset, score_dataset
@@ -101,7 +100,6 @@ class Fit:
     """A fit and a prediction in a folder; running it again continues."""
 
     folder: Path
-    gram: str = "stored"
     executor: Any = None
 
     def __post_init__(self) -> None:
@@ -113,7 +111,7 @@ class Fit:
     def run(self) -> None:
         train = open_dataset(str(self.folder / "rows.zarr"))
         kernel = operator(train).kernel
-        settings = FitSettings(kernel=kernel, alpha=(1e-2,), tile_size=TILE, gram=self.gram)  # type: ignore[arg-type]
+        settings = FitSettings(kernel=kernel, alpha=(1e-2,), tile_size=TILE, gram="stored")
         work = Workspace(store=str(self.store), executor=self.executor, blas="test")
         with fit_rows(train, settings, work) as result:
             assert result.operator.rows is not None
@@ -146,11 +144,18 @@ class Fit:
 
 
 @cache
-def undisturbed(gram: str = "stored") -> tuple[Any, ...]:
+def undisturbed() -> tuple[Any, ...]:
     """What every fit must end with."""
-    fit = Fit(scratch() / f"undisturbed-{gram}", gram=gram)
+    fit = Fit(scratch() / "undisturbed")
     fit.run()
     return fit.state()
+
+
+def finished(folder: Path) -> Fit:
+    """A copy of the undisturbed fit."""
+    undisturbed()
+    shutil.copytree(scratch() / "undisturbed", folder)
+    return Fit(folder)
 
 
 @pytest.mark.parametrize(
@@ -162,11 +167,10 @@ def undisturbed(gram: str = "stored") -> tuple[Any, ...]:
         ("written*/c/*", "eio"),
     ],
 )
-@pytest.mark.parametrize("gram", ["stored", "on_the_fly"])
-def test_every_access_of_a_fit_may_fail_once(gram: str, site: str, action: str, tmp_path: Path) -> None:
+def test_every_access_of_a_fit_may_fail_once(site: str, action: str, tmp_path: Path) -> None:
     """A task tries again, so that one failure within a task is not even noticed; elsewhere it ends the fit with E."""
     for number in range(1, 1000, 13 if site == "read*/c/*" else 3):
-        fit = Fit(tmp_path / str(number), gram=gram)
+        fit = Fit(tmp_path / str(number))
         with failing_at(f"{site}:@{number}:{action}") as points:
             outcome = attempt(lambda fit=fit: (fit.run(), fit.predict()), "B")
         if points.rules[0].visits < number:
@@ -174,7 +178,7 @@ def test_every_access_of_a_fit_may_fail_once(gram: str, site: str, action: str, 
             assert number > 10
             break
         fit.run()
-        assert fit.state() == undisturbed(gram), number
+        assert fit.state() == undisturbed(), number
     else:
         pytest.fail("the fault never stopped firing")
 
@@ -217,14 +221,13 @@ def test_every_task_may_run_twice(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["grams", "factors"])
 def test_every_damaged_tile_is_found_and_computed_again(kind: str, damage: str, tmp_path: Path) -> None:
     """Tiles of an interrupted fit, one after the other; no other tile is written again."""
-    fit = Fit(tmp_path / "fit")
-    fit.run()
+    fit = finished(tmp_path / "fit")
     files = chunk_files(fit.array(kind))
-    for number, path in enumerate(files[::2]):
+    for number, path in enumerate(files[::3]):
         written = times(fit.store)
         touched = [path]
         if damage == "swapped":
-            touched.append(files[(2 * number + 3) % len(files)])
+            touched.append(files[(3 * number + 4) % len(files)])
             swap(*touched)
         else:
             DAMAGES[damage](path)
@@ -368,20 +371,10 @@ def test_every_get_and_every_set_may_fail(operation: Any, kind: str, forever: bo
     assert 1 < number < 999
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_block_of_predictions_is_predicted_again(damage: str, tmp_path: Path) -> None:
-    fit = Fit(tmp_path / "fit")
-    fit.run()
-    expected = fit.predict()
-    DAMAGES[damage](fit.folder / "predicted.zarr/predictions/c/0/0")
-    assert fit.predict() == expected
-
-
-@pytest.mark.parametrize("fault", ["eio", "enospc", "memoryerror"])
+@pytest.mark.parametrize("fault", ["eio", "memoryerror"])
 @pytest.mark.parametrize("damage", [*DAMAGES, "swapped"])
 def test_a_fault_during_the_recovery_from_damage(damage: str, fault: str, tmp_path: Path) -> None:
-    fit = Fit(tmp_path / "fit")
-    fit.run()
+    fit = finished(tmp_path / "fit")
     folder = fit.array("factors") / "c"
     if damage == "swapped":
         swap(folder / "1/0", folder / "1/1")

@@ -66,12 +66,6 @@ def reference() -> np.ndarray:
     return KernelRidge(**REFERENCE).fit(X, Y, sample_weight=WEIGHT).dual_coef_
 
 
-@pytest.mark.parametrize("tile_size", [31, 202, 402, 403, 1000])
-def test_tile_size_does_not_matter(tile_size: int, reference: np.ndarray) -> None:
-    fit = KernelRidge(**REFERENCE, tile_size=tile_size).fit(X, Y, sample_weight=WEIGHT)
-    assert_same(fit.dual_coef_, reference, 1e-10)
-
-
 @pytest.mark.parametrize("chunks", [((403,), (6,)), (50, 6), (1000, 1), ((1, 400, 2), (2, 4))])
 def test_chunks_do_not_matter(chunks: Any, reference: np.ndarray, tmp_path: Path) -> None:
     source = da.from_array(X, chunks=chunks)

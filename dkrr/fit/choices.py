@@ -73,16 +73,12 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What there is: tasks at once, memory of a task, memory of this process, disk; None where nothing limits it.
-
-    ``fetches``: the store is no local folder, so that what a task reads is fetched instead of being mapped.
-    """
+    """What there is: tasks at once, memory of a task, memory of this process, disk; None where nothing limits it."""
 
     threads: int
     memory_bytes: int | None
     driver_bytes: int | None = None
     disk_bytes: int | None = None
-    fetches: bool = False
 
 
 @dataclass(frozen=True)
@@ -227,7 +223,7 @@ class SolverChoice(IterativeSettings):
                 f"ask for cg, or leave {name} out",
             )
         yield (
-            self.preconditioner in ("none", "factor") and self.rank != "auto",
+            self.preconditioner == "none" and self.rank != "auto",
             f"rank {self.rank} with preconditioner {self.preconditioner!r}",
             "leave one of them out",
         )
@@ -282,7 +278,7 @@ _EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "solver": _one_of("auto", "cholesky", "cg", "nystrom", "primal"),
     "precision": _one_of("auto", "float64", "float32", "mixed"),
     "gram": _one_of("auto", "stored", "on_the_fly"),
-    "preconditioner": _one_of("auto", "rpcholesky", "nystrom", "factor", "none"),
+    "preconditioner": _one_of("auto", "rpcholesky", "nystrom", "none"),
     "centers": _one_of("auto", "rpcholesky", "uniform"),
     "rank": _COUNT,
     "num_centers": _COUNT,
@@ -306,7 +302,7 @@ class FitSettings:
     iterative
         Of cg, and of the refinement of a mixed factor.
     fit_intercept
-        Whether f has an unpenalised constant, see :mod:`dkrr.linalg.blocks`.
+        Whether f has an unpenalised constant, see :mod:`dkrr.linalg.operators`.
     center
         Where a translation-invariant kernel is centred; None means anew, see :meth:`dkrr.kernels.Kernel.center`.
     drift_limit
@@ -340,7 +336,7 @@ class FitSettings:
     def rank(self) -> int:
         """Of the preconditioner of cg; 0 for none, or where it is chosen later."""
         iterative = self.iterative
-        is_low_rank = self.solver == "cg" and iterative.preconditioner not in ("none", "factor")
+        is_low_rank = self.solver == "cg" and iterative.preconditioner != "none"
         return int(iterative.rank) if is_low_rank and iterative.rank != "auto" else 0
 
     @property
@@ -364,7 +360,7 @@ class FitSettings:
 def settings_of(way: Candidate, problem: Problem, choice: SolverChoice) -> FitSettings:
     """The fit by one way; of nystrom and primal the parts that they share with the others."""
     iterative = choice.iterative(rank=way.rank or None)
-    if way.solver == "cg" and not way.rank and choice.rank == "auto" and choice.preconditioner != "factor":
+    if way.solver == "cg" and not way.rank and choice.rank == "auto":
         iterative = replace(iterative, preconditioner="none")
     low, high = (0.0, 0.0) if way.iterations is None else (way.iterations.low, way.iterations.high)
     return FitSettings(
@@ -412,7 +408,7 @@ def is_plainly_primal(problem: Problem, choice: SolverChoice) -> bool:
 
 def ranks_of(problem: Problem, choice: SolverChoice) -> list[int]:
     """Ranks of the preconditioner that the choice allows, 0 for none."""
-    if choice.preconditioner in ("none", "factor"):
+    if choice.preconditioner == "none":
         return [0]
     if choice.rank != "auto":
         return [min(choice.rank, problem.num_rows)]
@@ -427,7 +423,7 @@ def small_choice(problem: Problem, choice: SolverChoice) -> SolverChoice:
         named["solver"] = "primal" if may_be_primal(problem, choice) and is_less else "cholesky"
     if choice.precision == "auto":
         named["precision"] = "float64"
-    if choice.solver == "cg" and choice.rank == "auto" and choice.preconditioner not in ("none", "factor"):
+    if choice.solver == "cg" and choice.rank == "auto" and choice.preconditioner != "none":
         tol, t = choice.tol, problem.num_targets
         named["rank"] = choose_rank(n, problem.num_features, min(problem.alpha), tol=tol, num_columns=t)
     return replace(choice, **named)

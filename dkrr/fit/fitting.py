@@ -46,14 +46,20 @@ from dkrr.errors import (
 )
 from dkrr.fit.choices import FitSettings
 from dkrr.fit.plan import Decision
-from dkrr.linalg.blocks import BlockColumns, FloatMatrix, centre_dataset, right_hand_sides, target_alphas
 from dkrr.linalg.catalogue import FrozenCenter, ancestors, choose_center, continue_lineage, gram_fields, key_of
-from dkrr.linalg.cg_solver import CGSolver
+from dkrr.linalg.cg_solver import CGSolver, float32_location
 from dkrr.linalg.direct import CholeskyFactor
-from dkrr.linalg.factor_precondition import float32_location
 from dkrr.linalg.gram import build_gram
 from dkrr.linalg.matmul import residual_norms
-from dkrr.linalg.operators import RidgeOperator, rows_of
+from dkrr.linalg.operators import (
+    BlockColumns,
+    FloatMatrix,
+    RidgeOperator,
+    centre_dataset,
+    right_hand_sides,
+    rows_of,
+    target_alphas,
+)
 from dkrr.linalg.products import ArrayRows, check_training_rows
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace

@@ -41,7 +41,6 @@ from dkrr.fit.prices import priced_way
 from dkrr.fit.rates import FEW_WORKERS, Machine, itemsize
 from dkrr.fit.trial import Trial
 from dkrr.linalg.catalogue import Ancestor, ancestors, judge_center
-from dkrr.linalg.direct import strips_bytes
 from dkrr.linalg.workspace import choose_tile_size, task_bytes
 from dkrr.store.files import is_url
 from dkrr.tiles import TileGrid, TileMatrix
@@ -207,7 +206,7 @@ def decide(
     own = ("cholesky", continued.tile_size, continued.precision, continued.gram)
     if (best.solver, best.tile_size, best.precision, best.gram) != own:
         return decision
-    less = continued.saved(best, limits.threads)
+    less = continued.saved(best)
     saved = best.total_seconds - less.total_seconds if best.seconds else None
     return replace(decision, chosen=less, continued=continued, saved_seconds=saved)
 
@@ -238,7 +237,7 @@ def _why_precision(best: Candidate, priced: Sequence[Candidate], choice: SolverC
 
 
 def _why_rank(best: Candidate, choice: SolverChoice) -> str:
-    if choice.rank != "auto" or choice.preconditioner in ("none", "factor"):
+    if choice.rank != "auto" or choice.preconditioner == "none":
         return ASKED
     if not best.rank:
         return "few iterations are expected without a preconditioner, too"
@@ -275,8 +274,6 @@ class Continued:
         Of the whole tiles that need not be computed, of all factors together.
     share
         Of n^3 / 3 flops for each factor that is saved.
-    older
-        m < n of the earlier factor that each one goes on from, an interrupted one, too; of those that are not finished.
     """
 
     tile_size: int
@@ -286,7 +283,6 @@ class Continued:
     of_rows: int
     num_bytes: int
     share: float
-    older: tuple[int, ...] = ()
 
     def resolve(self, choice: SolverChoice, tile_size: int | None) -> tuple[SolverChoice, int | None]:
         """What "auto" becomes where it pays to go on."""
@@ -297,17 +293,14 @@ class Continued:
         named: dict[str, Any] = {name: value for name, value in frozen.items() if getattr(choice, name) == "auto"}
         return replace(choice, **named), tile_size
 
-    def saved(self, chosen: Candidate, num_threads: int) -> Candidate:
-        """The candidate with the seconds that are left, and the disk that sharing new rows takes for a while."""
+    def saved(self, chosen: Candidate) -> Candidate:
+        """The candidate with the seconds that are left."""
         seconds = dict(chosen.seconds)
         for phase, power in (("factorise", 1.0), ("gram", 2 / 3)):
             if phase in seconds:
                 seconds[phase] *= 1 - self.share**power
         low = max(0.0, chosen.seconds_low - chosen.total_seconds + sum(seconds.values()))
-        grid, size = TileGrid(self.of_rows, self.tile_size), itemsize(self.precision)
-        # one factor after the other
-        strips = max((strips_bytes(grid, m, num_threads, size) for m in self.older), default=0)
-        return replace(chosen, seconds=seconds, seconds_low=low, disk_bytes=chosen.disk_bytes | {"strips": strips})
+        return replace(chosen, seconds=seconds, seconds_low=low)
 
     def to_dict(self, seconds: float | None) -> dict[str, Any]:
         """Plain data: what is reused and what that saves."""
@@ -352,7 +345,7 @@ def find_continued(
     if kernel is None or choice.solver not in ("auto", "cholesky"):
         return None
     best: dict[float, tuple[Ancestor, TileMatrix, int, float]] = {}
-    older: dict[float, int] = {}
+    done: set[float] = set()
     judge, kind = cache(partial(judge_center, dataset, kernel, problem.drift_limit)), None
     for ancestor in ancestors(store, dataset, kernel.to_dict(), kinds=["factors"]):
         fields, m = ancestor.fields, ancestor.num_rows
@@ -364,7 +357,7 @@ def find_continued(
             and tile_size in (None, fields["tile_size"])
             and (fields["weight_digest"] is None) == (dataset.weight is None)
         )
-        if alpha not in distinct or alpha in older or not is_open:
+        if alpha not in distinct or alpha in done or not is_open:
             continue
         size = task_bytes(own[0], dataset.num_features, itemsize(own[1]))
         is_too_large = limits.memory_bytes is not None and size > limits.memory_bytes
@@ -381,7 +374,7 @@ def find_continued(
             kind = own if not best else kind
             best.setdefault(alpha, (ancestor, tiles, num_tiles, flops))
             if m < n or is_finished:
-                older[alpha] = m
+                done.add(alpha)
     if not best:
         return None
     found, tiles, *_ = next(iter(best.values()))
@@ -395,5 +388,4 @@ def find_continued(
         of_rows=n,
         num_bytes=0 if is_url(store) else num_tiles * (tiles.array.chunk_bytes + 4),
         share=flops / (n**3 / 3 * len(distinct)),
-        older=tuple(m for m in older.values() if m < n),
     )

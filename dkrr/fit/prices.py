@@ -21,7 +21,7 @@ from dkrr.linalg.decomposition import MAX_FREE
 from dkrr.linalg.matmul import product_task_bytes
 from dkrr.linalg.newton import MAX_BYTES, MAX_DENSE
 from dkrr.linalg.nystrom import nystrom_baseline, nystrom_bytes
-from dkrr.linalg.preconditioner import HELD_BYTES, keep_bytes, low_rank_task_bytes, panel_bytes
+from dkrr.linalg.preconditioner import HELD_BYTES, low_rank_task_bytes, panel_bytes
 from dkrr.linalg.primal import primal_bytes
 from dkrr.linalg.products import BLOCK_ROWS, entry_nanoseconds, is_compiled, super_blocks
 from dkrr.linalg.triangular import inverse_room, panel_width
@@ -48,7 +48,6 @@ SYNC_SECONDS = 0.03
 NYSTROM_ITERATIONS = Iterations(12, 30)
 UNKNOWN_ITERATIONS, UNKNOWN_MIXED_ITERATIONS = Iterations(20, 100), Iterations(3, 12)
 # with the factor of an alpha that is up to ten times as large or small
-FACTOR_ITERATIONS = Iterations(5, 40)
 # left free on the store's disk: the run's own documents and logs, and what others write while a fit goes on
 DISK_RESERVE_BYTES = 256 * 2**20
 # entries of K over n^2 that decomposition evaluates for all columns together, certificates included, measured
@@ -221,9 +220,7 @@ def _cg(terms: _Terms, way: Candidate) -> tuple[Candidate, Seconds]:
     is_single = precision == "mixed" and gram != "stored"  # products in float32
     if is_single and trial is not None:
         refinements = trial.refinements(min(problem.alpha), choice.tol)
-    if choice.preconditioner == "factor":
-        iterations = FACTOR_ITERATIONS
-    elif trial is not None:
+    if trial is not None:
         ranks = tuple(ranks_of(problem, choice))
         iterations = trial.cg(problem.alpha, ranks, choice.tol, "mixed" if is_single else "float64")[rank]
         if is_single and choice.precision == "auto" and not trial.supports_single(problem.alpha):
@@ -256,8 +253,7 @@ def _cg(terms: _Terms, way: Candidate) -> tuple[Candidate, Seconds]:
     compiled = is_compiled(problem.kernel, min(width, BLOCK_ROWS), d)
     product = product_task_bytes(width, t + 1, d, compiled=compiled)
     panel, panels = (panel_bytes(n, rank), low_rank_task_bytes(n, rank, d)) if rank else (0, 0)
-    kept = keep_bytes(factor_bytes, terms.limits.memory_bytes) if terms.limits.fetches else 0
-    passes = (BASELINE_BYTES if compiled else BARE_BYTES) + max(product, tiles, panel) + panel + min(kept, factor_bytes)
+    passes = (BASELINE_BYTES if compiled else BARE_BYTES) + max(product, tiles, panel) + panel
     way = replace(
         way,
         memory_bytes=max(BARE_BYTES + max(tiles, panels), passes),

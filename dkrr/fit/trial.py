@@ -42,9 +42,8 @@ from dkrr.dataset import Dataset
 from dkrr.fit.choices import Iterations
 from dkrr.kernels import Kernel
 from dkrr.kernels.pairwise import MIN_COLUMNS
-from dkrr.linalg.blocks import dots, ratio
-from dkrr.linalg.factor_precondition import EPS32, FIRST_SHIFT, MAX_SHIFTS, SHIFT_GROWTH
-from dkrr.linalg.operators import read_rows, rows_of
+from dkrr.linalg.cg_solver import EPS32, FIRST_SHIFT, MAX_SHIFTS, SHIFT_GROWTH
+from dkrr.linalg.operators import dots, ratio, read_rows, rows_of
 from dkrr.linalg.preconditioner import ShiftedGram
 from dkrr.linalg.products import kernel_product
 from dkrr.linalg.rpcholesky import pivot_rows

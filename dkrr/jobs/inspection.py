@@ -49,7 +49,7 @@ from dkrr.jobs.run_directory import RunDirectory, look_once, run_kind
 from dkrr.kernels import kernel_from_dict
 from dkrr.linalg.catalogue import recorded_models
 from dkrr.linalg.direct import factor_of_scratch
-from dkrr.linalg.gram import verify_factor, verify_gram
+from dkrr.linalg.gram import verify_tiles
 from dkrr.linalg.operators import RidgeOperator, Rows
 from dkrr.markup import listed
 from dkrr.models.model import BLOCK_ROWS, load_model
@@ -211,7 +211,7 @@ def _verify_tiles(path: str) -> Iterable[str]:
     """Every lower tile: there, its checksum right, finite, sampled entries as they must be; and no file besides."""
     matrix = TileMatrix.open(path)
     attributes = matrix.array.attributes
-    return (verify_factor if "alpha" in attributes else verify_gram)(matrix, _operator_of(path, attributes))
+    return verify_tiles(matrix, _operator_of(path, attributes), is_factor="alpha" in attributes)
 
 
 def _operator_of(path: str, attributes: dict[str, Any]) -> Any:
@@ -315,7 +315,7 @@ _HASH, _DRAWN = "[0-9a-f]{40}", "[0-9a-f]{32}"
 # broke down, records of the rows that arrays were made of, and the subsets and trials of searches
 _NAMES = {
     "grams": rf"(?:{_HASH}|given-{_DRAWN})\.zarr",
-    "factors": rf"{_HASH}(?:-sums|-strips)?\.zarr",
+    "factors": rf"{_HASH}(?:-sums)?\.zarr",
     "rows": rf"(?:{_DRAWN}|{_HASH}-(?:train|test)|{_HASH}(?:-{_HASH}){{0,2}}(?:-1d)?)\.zarr",
     "data": rf"{_HASH}\.zarr",
     "preconditioners": rf"{_HASH}\.zarr",

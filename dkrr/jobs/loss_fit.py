@@ -202,7 +202,7 @@ class _Progress:
             self.workspace.progress(f"{self.solver}, iteration {number:,}{shown}", number, 0, 0.0, 0.0)
         if coefficients is None:
             return
-        self.trace.add(len(self.trace.iterations), np.array([gap]))
+        self.trace.add(len(self.trace.points), np.array([gap]))
         if time.monotonic() - self._saved >= CHECKPOINT_SECONDS:
             self.save()
 

@@ -39,7 +39,6 @@ from dkrr.linalg.workspace import task_bytes
 from dkrr.markup import Facts, kernel_words, known, loss_words, reasons_of, size
 from dkrr.models.machines import loss_solver
 from dkrr.models.tiled import usable_rows
-from dkrr.store.files import is_url
 from dkrr.tiles import TileGrid
 
 
@@ -218,7 +217,6 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
             memory_bytes=None if limit is None else limit // cluster.threads_per_worker,
             driver_bytes=free_memory_bytes(),
             disk_bytes=free,
-            fetches=is_url(str(store)),
         )
         way = _decide if job.model.loss == "square" else _decide_loss
         chosen, facts = way(job, prepared, store, resolved, earlier, limits)

@@ -535,7 +535,7 @@ def _work_facts(workspace: Workspace) -> dict[str, Any]:
         }
         for name, run in workspace.phases.items()
     }
-    return {"phases": phases, "convergence": [trace.to_dict() for trace in workspace.traces if trace.iterations]}
+    return {"phases": phases, "convergence": [trace.to_dict() for trace in workspace.traces if trace.points]}
 
 
 def _data_facts(prepared: Prepared) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from scipy.linalg import blas, lapack
 from dkrr.errors import DataError, NotPositiveDefiniteError
 from dkrr.kernels import Kernel
 from dkrr.kernels.pairwise import MIN_COLUMNS, Packed, compiled_form, pack, pack_rows, pack_sums
-from dkrr.linalg.blocks import FloatMatrix, FloatVector
+from dkrr.linalg.operators import FloatMatrix, FloatVector
 from dkrr.linalg.primal_passes import DatasetRows
 from dkrr.linalg.products import Precision, block_strips
 from dkrr.linalg.workspace import ROW_MULTIPLE, Operand, Operands, Pass, RowRanges, Workspace, is_here

@@ -30,7 +30,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from dkrr.engine.tasks import run_task
 from dkrr.errors import ConvergenceError, DataError, NotPositiveDefiniteError, NumericalError, PreconditionerError
-from dkrr.linalg.blocks import (
+from dkrr.linalg.operators import (
     FloatMatrix,
     FloatVector,
     Indices,
@@ -75,31 +75,18 @@ Multiply = Callable[[FloatMatrix], FloatMatrix]
 Flags = NDArray[np.bool_]
 
 
-class Preconditioner(Protocol):
-    """P_alpha^-1 for any alpha, applied to many columns at once.
+class Preconditioner:
+    """P_alpha^-1 for any alpha, applied to many columns at once; this one is none.
 
     ``inexact`` says that rounding in an application is far above that of float64, so that it is not quite symmetric:
-    directions are then made conjugate to the last one by its product instead of by r^T z.
+    directions are then made conjugate to the last one by its product instead of by r^T z. ``description`` are a few
+    words for messages and records, e.g. "randomly pivoted Cholesky of rank 1,000".
     """
-
-    inexact: bool
-
-    @property
-    def description(self) -> str:
-        """A few words for messages and records, e.g. "randomly pivoted Cholesky of rank 1,000"."""
-        ...
-
-    def apply(self, r: FloatMatrix, alpha: FloatVector) -> FloatMatrix:
-        """Z (n, c) with column k = P_{alpha[k]}^-1 r[:, k], for R (n, c) and alpha (c,); R is not changed."""
-        ...
-
-
-class Identity:
-    """No preconditioner."""
 
     description, inexact = "none", False
 
     def apply(self, r: FloatMatrix, alpha: FloatVector) -> FloatMatrix:
+        """Z (n, c) with column k = P_{alpha[k]}^-1 r[:, k], for R (n, c) and alpha (c,); R is not changed."""
         return r.copy()
 
 

@@ -4,14 +4,14 @@ The same two verbs as the direct solver: ``prepare`` sees only the matrix and sa
 takes the right-hand sides, with an alpha for each. The preconditioner is made when it is first applied: a start that is
 good already is seen by its residual, before anything is built. With a low-rank preconditioner, or none, nothing in the
 store is as large as n^2, unless the iterations read a stored Gram matrix; with a float32 factor this is the solver of
-mixed precision, see :mod:`dkrr.linalg.factor_precondition`.
+mixed precision.
 
 With an intercept conjugate gradients are the same iteration in the plane
 s^T u = 0:
 
     P A P u = P S Y,    P = I - s s^T / s^T s,    b = s^T (S Y - A u) / s^T s
 
-This is the bordered system of :mod:`dkrr.linalg.blocks` with b eliminated, and P A P is positive definite in the
+This is the bordered system of :mod:`dkrr.linalg.operators` with b eliminated, and P A P is positive definite in the
 plane, its eigenvalues within those of A. The residual of an iterate is P (S Y - A u) = S Y - A u - b s with the best b
 for this u: the residual of the bordered system itself. So ``tol``, restarts, checkpoints and warm starts mean what they
 mean without an intercept, and no column is solved for besides the targets. (With v = A^-1 s as one more column its
@@ -22,6 +22,16 @@ The preconditioner M of A becomes that of the bordered system with M in place of
     r -> z - b m,   z = M^-1 r,   m = M^-1 s,   b = s^T z / s^T m,
 
 which is exact where M is.
+
+**Mixed precision**: the preconditioner is a factor of the same matrix in float32, which leaves a few iterations.
+
+    P = L L^T = A + shift I    in float32, shift 0 unless that breaks down
+    A u = S Y                  by conjugate gradients with P^-1, products and residuals in float64
+
+Half the disk and about half the time of a float64 factor, for the float64 answer: what the true residual says does not
+depend on the factor. Where A + alpha I is too ill-conditioned for a float32 factor, a shift is added *to the
+preconditioner only*, which costs iterations; that is logged, and stands in the solution's message. A fit that is
+continued finds the factor of the shift that it had come to.
 
 How many iterations are left is told by the residuals so far, and, before they tell, by what the plan foresaw:
 
@@ -35,21 +45,27 @@ iteration ends by itself: there it is not given up for another way.
 Cost
 ----
 An iteration is one pass over n^2 / 2 kernel entries for all columns and alphas. The driver holds about 8 n t doubles.
-In the plane 4 n t flops more a product and an application; M^-1 s once for each distinct alpha, which is kept.
+In the plane 4 n t flops more a product and an application; M^-1 s once for each distinct alpha, which is kept. An
+application of a float32 factor reads it twice, n^2 elements: bound by memory bandwidth for a few columns.
 
 References
 ----------
 Gould, Hribar and Nocedal, On the solution of equality constrained quadratic programming problems arising in
-optimization, SIAM J. Sci. Comput. 23 (2001).
+optimization, SIAM J. Sci. Comput. 23 (2001). Higham and Mary, Mixed precision algorithms in numerical linear algebra,
+Acta Numerica 31 (2022), section 7; Higham and Pranesh, Exploiting lower precision arithmetic in solving symmetric
+positive definite linear systems and least squares problems, SIAM J. Sci. Comput. 43 (2021), for the shift.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import logging
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import ceil, inf, log
 from typing import Any, Literal
@@ -57,24 +73,49 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.errors import ConvergenceError, DataError
-from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector, add_scaled, largest, ratio
-from dkrr.linalg.catalogue import factor_fields, key_of, short_name
-from dkrr.linalg.cg import CGState, Checkpoint, Identity, Preconditioner, conjugate_gradients
-from dkrr.linalg.factor_precondition import earlier_factor, float32_factor
+from dkrr.errors import ConvergenceError, DataError, LockedError, NotPositiveDefiniteError, NumericalError
+from dkrr.linalg.catalogue import factor_fields, key_of
+from dkrr.linalg.cg import CGState, Checkpoint, Preconditioner, conjugate_gradients
+from dkrr.linalg.direct import CholeskyFactor, factor_location
 from dkrr.linalg.matmul import OperatorProduct, sampled_row_sums
-from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.operators import (
+    MAX_BLOCK_COLUMNS,
+    BlockColumns,
+    FloatMatrix,
+    FloatVector,
+    RidgeOperator,
+    add_scaled,
+    largest,
+    norms,
+    ratio,
+)
 from dkrr.linalg.preconditioner import LowRank, low_rank_fields
 from dkrr.linalg.rpcholesky import choose_rank
 from dkrr.linalg.solution import Foreseen, IterativeSettings, Solution, is_limit
+from dkrr.linalg.triangular import substitute
 from dkrr.linalg.workspace import ResidualTrace, Workspace
-from dkrr.store.files import name_of, place
+from dkrr.store.chunks import ChunkArray
+from dkrr.store.files import place, read_json, remove_array
+from dkrr.store.lease import hold_lock
+from dkrr.tiles import TileMatrix
+
+logger = logging.getLogger("dkrr.linalg")
 
 # fewer points tell nothing, more are of an earlier stage of the iteration
 LEAST_POINTS, MOST_POINTS = 5, 40
 NOT_MADE = "none was needed"
 # times tol: there rounding may stand between a residual and tol, which three checks tell
 NEAR = 1e3
+# In parts of eps32 times the trace, which bounds how far rounding moves an eigenvalue. On matern kernels of condition
+# 1e9 a tenth was enough for 1,500 and 4,000 rows, and iterations grow with the root of the shift.
+FIRST_SHIFT = 0.1
+SHIFT_GROWTH = 10.0
+MAX_SHIFTS = 4
+# Iterations that look for a direction without curvature: duplicated rows and matrices of low rank showed one within 10.
+NUM_CURVATURES = 16
+# A pivot further below zero than this is no rounding of the matrix, and a shift that mends it is no small one.
+NOT_ROUNDING = 10.0
+EPS32 = float(np.finfo(np.float32).eps)
 
 
 class Forecast:
@@ -163,7 +204,7 @@ class Forecast:
         )
 
 
-class Deferred:
+class Deferred(Preconditioner):
     """A preconditioner that is made when it is first applied: never, where every column is good to begin with.
 
     Parameters
@@ -216,6 +257,155 @@ def project(normal: FloatVector, u: FloatMatrix) -> FloatMatrix:
     return u
 
 
+class FactorPreconditioner(Preconditioner):
+    """P^-1 r = L^-T L^-1 r by two sweeps on the workers.
+
+    A residual is divided by its norm and rounded to the factor's precision, so that nothing overflows or vanishes; the
+    result comes back in float64. Checksums of tiles are compared in the first application only, which verifies the
+    whole factor once.
+    """
+
+    inexact = True
+
+    def __init__(self, factored: CholeskyFactor, description: str = "float32 Cholesky factor") -> None:
+        self.factored, self.description, self.is_verified = factored, description, False
+
+    def apply(self, r: FloatMatrix, alpha: FloatVector) -> FloatMatrix:
+        """Z (n, c) = P^-1 R, whatever ``alpha`` is.
+
+        Raises
+        ------
+        NumericalError
+            R is not finite.
+        """
+        work, factor, scale = self.factored.workspace, self.factored.factor, norms(r)
+        if not np.isfinite(scale).all():
+            raise NumericalError("a residual is not finite", hint="scale the targets")
+        scale[scale == 0] = 1.0
+        # an earlier application that was given up may have workers that still write for it
+        scratch = place(work.store, "scratch", f"{uuid.uuid4().hex}.zarr")
+        chunks = factor.grid.tile_size, min(r.shape[1], MAX_BLOCK_COLUMNS)
+        source, between, result = (
+            # nobody but the tasks of this application reads it, and they know its shape: no metadata on disk
+            BlockColumns(ChunkArray(scratch, name, r.shape, chunks, factor.array.dtype), factor.grid)
+            for name in ("r", "z", "u")
+        )
+        try:
+            source.fill((r / scale).astype(factor.dtype))
+            blocks, owners = (source, between, result), self.factored.owner
+            verify = not self.is_verified
+            summary = substitute("precondition", factor, blocks, work.executor, verify=verify, owners=owners)
+            work.record("precondition", summary)
+            z = result.whole() * scale
+        finally:
+            remove_array(scratch)
+        self.is_verified = True
+        return z
+
+
+def float32_factor(
+    operator: RidgeOperator, workspace: Workspace, settings: IterativeSettings, **digests: Any
+) -> FactorPreconditioner:
+    """A float32 factor of A, continuing one with the same key where it was left.
+
+    Where it breaks down, A + shift I is factorised, the shift ten times as large each time, and sixteen iterations look
+    for a direction along which float64 would break down, too. ``digests`` are those of
+    :func:`~dkrr.linalg.catalogue.factor_fields`.
+
+    Raises
+    ------
+    NotPositiveDefiniteError
+        Four shifts were not enough, or a pivot is further below zero than rounding explains; or A is not positive
+        definite beyond the rounding of float64.
+    """
+    n, places = operator.grid.n, _places(operator, workspace, **digests)
+    # an interrupted fit goes on with the shift that it had come to
+    begun = [number for number, (_, place) in enumerate(places) if read_json(place, "zarr.json") is not None]
+    text, why, row = f"float32 Cholesky factor of {n:,} rows in {operator.grid.num_lower:,} tiles", "", None
+    for shift, location in places[max(begun, default=0) :]:
+        shifted = operator.with_alpha(operator.alpha + shift)
+        try:
+            factored = CholeskyFactor.prepare(shifted, workspace, precision="float32", **digests)
+            factored.make_durable()
+            break
+        except NotPositiveDefiniteError as exc:
+            trace = _trace(operator)
+            if trace <= 0:
+                raise  # in every precision
+            # A may be definite all the same: errors of the factor of a nearly singular one grow from column to column
+            if location == places[-1][1] or -float(exc.pivot) > NOT_ROUNDING * EPS32 * trace:
+                matrix, too = (f"A + {shift:.2g} I", ", too") if shift else ("A", "")
+                raise NotPositiveDefiniteError(
+                    f"a float32 factor of {matrix} breaks down{too} ({exc.message})",
+                    hint=exc.hint,
+                    **exc.details | {"precision": "float32"},
+                ) from exc
+            why, row = why or f" at row {exc.row:,} (pivot {exc.pivot:.2g})", int(exc.row) if row is None else row
+            where = f"row {exc.row:,} (pivot {exc.pivot:.2g}, alpha {shifted.alpha:.3g})"
+            logger.warning(
+                "the float32 factor of %s rows breaks down at %s: preconditioning with a factor of A + shift I",
+                f"{n:,}",
+                where,
+            )
+            with contextlib.suppress(LockedError), hold_lock(location):  # who is at it finds the same
+                remove_array(location)
+    text += f", of A + {shift:.2g} I because float32 broke down{why}" if shift else ""
+    made = FactorPreconditioner(factored, text)
+    if shift:
+        _check_curvature(operator, made, settings, row)
+    return made
+
+
+def float32_location(operator: RidgeOperator, workspace: Workspace, **digests: Any) -> str | None:
+    """Where the whole factor of :func:`float32_factor` is; None where there is none."""
+    for _, location in _places(operator, workspace, **digests):
+        if read_json(location, "zarr.json") is not None and not TileMatrix.open(location).missing():
+            return location
+    return None
+
+
+def _trace(operator: RidgeOperator) -> float:
+    return float(operator.diagonal_from(0).sum()) + operator.grid.n * operator.alpha
+
+
+def _places(operator: RidgeOperator, workspace: Workspace, **digests: Any) -> list[tuple[float, str]]:
+    """Every shift that may be tried, and where its factor is."""
+    fields = factor_fields(operator, "float32", blas=workspace.blas, **{"weight_digest": None, **digests})
+    unit = EPS32 * _trace(operator)
+    shifts = [0.0, *(FIRST_SHIFT * SHIFT_GROWTH**number * unit for number in range(MAX_SHIFTS))]
+    return [(shift, factor_location(workspace.store, fields | {"alpha": operator.alpha + shift})) for shift in shifts]
+
+
+def _check_curvature(
+    operator: RidgeOperator, made: FactorPreconditioner, settings: IterativeSettings, row: int | None
+) -> None:
+    """Whether a float64 factor would exist where float32 breaks down: a few iterations for random signs.
+
+    P^-1 with P = A + shift I makes the directions along which A has no curvature the largest ones.
+
+    Raises
+    ------
+    NotPositiveDefiniteError
+        A has none beyond the rounding of float64.
+    """
+    workspace, n = made.factored.workspace, operator.grid.n
+    product = OperatorProduct(operator, workspace, place(workspace.store, "scratch"), phase="precondition", quiet=True)
+    # independent random signs; sign i does not depend on n
+    words = np.random.Philox(key=np.array([0, 0], dtype=np.uint64)).random_raw(-(-n // 64))
+    bits = np.unpackbits(np.asarray(words, dtype="<u8").view(np.uint8), bitorder="little")
+    signs: FloatMatrix = 2.0 * bits[:n, None].astype(np.float64) - 1.0
+    few = replace(settings, max_iter=NUM_CURVATURES, allow_unconverged=True)
+    try:
+        conjugate_gradients(product.exact, signs, np.array([operator.alpha]), made, few, norm=product.norm)
+    except NotPositiveDefiniteError as exc:
+        raise NotPositiveDefiniteError(
+            "the float32 factor breaks down, and beyond rounding A is singular in float64, too (random signs in the "
+            f"place of a target: {exc.message})",
+            hint=exc.hint,
+            **exc.details | {"row": row},
+        ) from exc
+
+
 @dataclass(frozen=True, kw_only=True)
 class CGSolver:
     """Parameters of the iterative solver.
@@ -263,13 +453,13 @@ class CGSolver:
             Called before a stored Gram matrix of the operator is read.
         """
         settings, n, kind = self.settings, operator.grid.n, self.settings.preconditioner
-        rank: int | Literal["auto"] = 1 if kind in ("none", "factor") else settings.rank
+        rank: int | Literal["auto"] = 1 if kind == "none" else settings.rank
         if rank == "auto":
             columns = {"num_columns": num_columns, "num_workers": workspace.executor.num_threads}
             rank = choose_rank(n, operator.num_features, operator.alpha, tol=settings.tol, **columns)
         digests: dict[str, Any] = {"weight_digest": weight_digest, "source_digest": source_digest}
         fields, inexact = low_rank_fields(operator, settings, rank, workspace.blas, **digests), False
-        make: Callable[[], Preconditioner] = Identity
+        make: Callable[[], Preconditioner] = Preconditioner
         if self.float32_factor:
             # of a shift nothing is known before the factor is made; later no other one is found
             fields = factor_fields(operator, "float32", weight_digest, workspace.blas, source_digest) | {"mixed": None}
@@ -279,12 +469,6 @@ class CGSolver:
                 ready()
                 return float32_factor(operator, workspace, settings, **digests)
 
-        elif kind == "factor":
-            found, alpha = earlier_factor(operator, workspace)
-            place_of = found.factor.location
-            inexact, make, fields = found.inexact, lambda: found, {**fields, "factor": name_of(place_of)}
-            facts = {"rows": found.factor.grid.n, "of_rows": n, "alpha": alpha, "sources": [short_name(place_of)]}
-            workspace.reused["preconditioner"] = facts
         elif kind != "none":
             location = place(store or workspace.store, "preconditioners", key_of(fields) + ".zarr")
             make = partial(LowRank, operator, workspace, location, settings, rank)

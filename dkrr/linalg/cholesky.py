@@ -18,8 +18,8 @@ Of a diagonal tile whose first r rows are finished, with the new rows P = A[r:, 
 
     L21 = P1 L11^-T,     L22 = potrf(P2 - L21 L21^T)
 
-So rows can be computed in strips, and the first terms of a long sum ahead of the others, as tasks of their own, whose
-results wait in a scratch array for the task that writes the tile; see :mod:`dkrr.linalg.direct`.
+The first terms of a long sum may be computed ahead of the others, as a task of their own, whose result waits in a
+scratch matrix for the task that writes the tile; see :mod:`dkrr.linalg.direct`.
 
 Cost
 ----
@@ -34,8 +34,7 @@ algorithms for multicore architectures, Parallel Computing 35 (2009).
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -44,15 +43,15 @@ import numpy as np
 from dkrr.errors import DamagedChunkError, DataError
 from dkrr.linalg.gram import TileTask, factor_sample_agrees
 from dkrr.linalg.solution import no_factor
-from dkrr.store.chunks import ChunkArray, FloatArray
-from dkrr.tiles import TileGrid
+from dkrr.store.chunks import FloatArray
+from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import buffer, gemm_nt, leading_minor_pivot, potrf, rounded_pivot, syrk, trsm_right
 from dkrr.tiles.store import made
 
 logger = logging.getLogger("dkrr.linalg")
 
 
-# of a shorter sum of a strip the first terms are no task of their own
+# of a shorter sum of an extension the first terms are no task of their own
 MIN_TERMS = 4
 
 
@@ -66,31 +65,23 @@ class Split:
         The last so many columns are split; 0 for none.
     num_last
         w, the terms that are left to the task of the tile.
+    new_from
+        The first row block that an extension has to complete, of these half of the terms are made ahead; 0 for none.
     """
 
     num_columns: int = 0
     num_last: int = 1
+    new_from: int = 0
 
-    def applies(self, grid: TileGrid, j: int) -> bool:
-        """Whether the sums of column j are split: it is one of the last, and two terms or more come before the rest."""
-        return j >= max(self.num_last + 2, grid.num_tiles - self.num_columns)
-
-    def first_rest(self, grid: TileGrid, j: int) -> int:
-        """The first term of column j that is left to the task of the tile."""
-        return j - self.num_last if self.applies(grid, j) else 0
+    def num_first(self, grid: TileGrid, i: int, j: int) -> int:
+        """So many terms of the sum of tile (i, j) are a task of their own."""
+        if self.new_from:
+            return (j + 1) // 2 if i >= self.new_from and j >= MIN_TERMS else 0
+        return j - self.num_last if j >= max(self.num_last + 2, grid.num_tiles - self.num_columns) else 0
 
     def to_dict(self) -> dict[str, int]:
         """Plain data, for the record of a run."""
-        return {"num_columns": self.num_columns, "num_last": self.num_last}
-
-
-def num_first_terms(j: int) -> int:
-    """So many terms of the sum of a strip in column j are a task of their own; 0 where there are few."""
-    return (j + 1) // 2 if j >= MIN_TERMS else 0
-
-
-Span = tuple[int, int]
-"""First row within a row block, and one past the last."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -101,70 +92,49 @@ class CholeskyTask(TileTask):
     ----------
     split
         Which sums have first terms that are tasks of their own.
-    strips
-        The rows of some row blocks that are computed in strips.
-    parts
-        First terms and strips, if there are any, see :meth:`index`.
+    sums
+        These first terms, if there are any.
     """
 
     split: Split = field(default_factory=Split)
-    strips: Mapping[int, list[Span]] = field(default_factory=dict)
-    parts: ChunkArray | None = None
+    sums: TileMatrix | None = None
 
-    def spans(self, i: int) -> list[Span]:
-        """The rows of row block i that are not finished in an earlier factor, strip by strip."""
-        first, rows = self.taken.first(i), self.grid.rows(i)
-        return self.strips.get(i) or ([(first, rows)] if first < rows else [])
-
-    def num_first(self, i: int, j: int) -> int:
-        """So many terms of the sum of tile (i, j) are a task of their own."""
-        if i in self.strips:
-            return num_first_terms(j)
-        return 0 if self.parts is None or self.taken.first(i) else self.split.first_rest(self.grid, j)
-
-    def index(self, i: int, j: int, s: int, *, strip: bool) -> tuple[int, int]:
-        """The chunk of ``parts`` with strip s of tile (i, j), or with the first terms of its sum."""
-        most = max(map(len, self.strips.values()), default=1)
-        return 2 * (i * most + s) + strip, j
-
-    def read_part(self, i: int, j: int, s: int, shape: tuple[int, ...], *, strip: bool) -> FloatArray | None:
-        """A strip, or the first terms of its sum; None where there are none.
+    def read_sum(self, i: int, j: int) -> FloatArray | None:
+        """The first terms of the sum of tile (i, j); None where there are none.
 
         Raises
         ------
         DamagedChunkError
             They are there, and are not what was written.
         """
-        index = self.index(i, j, s, strip=strip)
-        if self.parts is not None:
+        if self.sums is not None and self.split.num_first(self.grid, i, j):
             try:
-                return self.parts.read(index)[: shape[0], : shape[1]]
+                return self.sums.read(i, j)
             except DamagedChunkError:
-                if self.parts.is_valid(index):
+                if self.sums.is_valid(i, j):
                     raise  # else there are none, or a twin of this task has just removed them
         return None
 
-    def forget_parts(self, i: int) -> None:
+    def forget_sums(self, i: int) -> None:
         """Remove all that row block i went into: one of its tiles was wrong."""
-        for row, column in self.grid.lower() if self.parts is not None else ():
-            if i in (row, column) and (row in self.strips or self.num_first(row, column)):
-                for number in range(2 * len(self.spans(row))):
-                    self.parts.delete(self.index(row, column, number // 2, strip=bool(number % 2)))  # type: ignore[union-attr]
+        for tile in self.grid.lower() if self.sums is not None else ():
+            if i in tile:
+                self.sums.delete(*tile)  # type: ignore[union-attr]
 
 
-def factor_tile(
-    task: CholeskyTask, i: int, j: int, s: int | None = None, strip: int = 0
-) -> tuple[bool, dict[str, Any]] | bool:
-    """Compute and write L[i, j], or the first terms of its strip s, or that strip, unless it is there.
+def factor_tile(task: CholeskyTask, i: int, j: int, part: int | None = None) -> tuple[bool, dict[str, Any]] | bool:
+    """Compute and write L[i, j], or the first terms of its sum, unless it is there.
 
     A tile that is there was written by an earlier run, or by an attempt whose receipt was lost. Two of its entries are
     compared with A: it may have changed places with another tile, whose checksum is as good.
     """
-    if s is not None:
-        computed = _compute_part(task, i, j, s, strip=bool(strip))
-        return computed, {"part": 1} if computed else {}
-    factor = task.matrix
+    factor, sums = task.matrix, task.sums
     suspect = factor.is_valid(i, j)
+    if part is not None and sums is not None:
+        if suspect or sums.is_valid(i, j):
+            return False
+        compute_sum, write_sum = partial(_first_terms, task, i, j), partial(sums.write, i, j)
+        return made("cholesky.sum", compute_sum, write_sum, partial(_not_finite, task, i, j)), {"part": 1}
     if suspect:
         if factor_sample_agrees(task.operator, factor, i, j):
             return False
@@ -181,37 +151,31 @@ def factor_tile(
 
     def write(c: Any) -> None:
         if suspect:
-            task.forget_parts(i)  # first: what comes between must not leave parts of a tile that is gone
+            task.forget_sums(i)  # first: what comes between must not leave parts of a tile that is gone
         factor.write(i, j, c)
 
     made("cholesky.tile", compute, write, partial(_not_finite, task, i, j))
-    if task.parts is not None and i not in task.strips and task.num_first(i, j):
-        task.parts.delete(task.index(i, j, 0, strip=False))  # so that only those of a few columns exist at once
+    if sums is not None:
+        sums.delete(i, j)  # so that only those of a few columns exist at once
     return True
 
 
 def _tile(task: CholeskyTask, i: int, j: int, *, alone: bool) -> tuple[FloatArray, int]:
-    """Tile (i, j) from its finished rows, its parts, and whatever is left to compute; and potrf's answer, 0 if good.
+    """Tile (i, j) from its finished rows, the first terms of its sum, and what is left to compute; and potrf's answer.
 
-    A positive answer counts from the first row of the tile. ``alone``: from A and the tiles to its left.
+    That is 0 if it is good, else counts from the first row of the tile. ``alone``: from A and the tiles to its left.
     """
-    grid, operator = task.grid, task.operator
-    c: FloatArray = buffer("accumulator", grid.shape(i, j), task.matrix.dtype)
-
+    c: FloatArray = buffer("accumulator", task.grid.shape(i, j), task.matrix.dtype)
     first = 0 if alone else task.taken.first(i)
-    kept = task.taken.read(i, j, partial(factor_sample_agrees, operator)) if first else None  # tiles may change places
-    rows: list[tuple[int | None, Span]] = [(None, (0, grid.rows(i)))] if alone else list(enumerate(task.spans(i)))
+    # tiles may change places
+    kept = task.taken.read(i, j, partial(factor_sample_agrees, task.operator)) if first else None
     if kept is not None:
         c[:first, : kept.shape[1]] = kept
-    elif first:
-        rows.insert(0, (None, (0, first)))
-    for s, (start, stop) in rows:
-        block = c[start:stop, : stop if i == j else None]
-        strip = task.read_part(i, j, s, block.shape, strip=True) if s is not None and i in task.strips else None
-        if strip is not None:
-            block[...] = strip
+    for start, stop in ((0, first), (first, len(c))):
+        if start == stop or (not start and kept is not None):
             continue
-        _update(task, i, j, (start, stop), block, s)
+        block = c[start:stop, : stop if i == j else None]
+        _update(task, i, j, start, block, 0 if alone or start < first else None)
         if i != j:
             trsm_right(block, task.matrix.read(j, j))
     if i == j:
@@ -229,69 +193,41 @@ def _tile(task: CholeskyTask, i: int, j: int, *, alone: bool) -> tuple[FloatArra
 
 
 def _update(
-    task: CholeskyTask, i: int, j: int, span: Span, c: FloatArray, s: int | None = None, last: int | None = None
-) -> FloatArray:
-    """c <- A[span, j] - sum_{k<last} L[span, k] L[j, k]^T, k ascending; of a diagonal tile its first columns.
+    task: CholeskyTask, i: int, j: int, start: int, c: FloatArray, begin: int | None = 0, last: int | None = None
+) -> None:
+    """c <- A[s, j] - sum_{k<last} L[s, k] L[j, k]^T for the rows s of tile (i, j) from ``start`` on, k ascending.
 
-    ``last`` is j where it is not given, and what there is of the sum of strip s is then taken from its first terms.
+    Of a diagonal tile its first columns. ``last`` is j where it is not given. With ``begin`` None what there is of the
+    sum is taken from its first terms.
     """
-    factor, (start, stop) = task.matrix, span
-    h = task.num_first(i, j) if last is None and s is not None else 0
-    begun = task.read_part(i, j, s or 0, c.shape, strip=False) if h else None
-    if begun is not None:
-        c[...] = begun
-        del begun
+    factor, rows = task.matrix, slice(start, start + len(c))
+    begun = task.read_sum(i, j) if begin is None else None
+    if begun is None:
+        begin = 0
+        task.operator.tile(i, j, c, start=start, stop=rows.stop)
     else:
-        h = 0
-        task.operator.tile(i, j, c, start=start, stop=stop)
-    for k in range(h, j if last is None else last):
+        begin = task.split.num_first(task.grid, i, j)
+        c[...] = begun[rows, : c.shape[1]]
+        del begun
+    for k in range(begin, j if last is None else last):
         # at most two tiles are mapped at once, and both are dropped after their product
         right = factor.read(j, k)
         if i != j:
-            gemm_nt(c, _left(task, i, k, span, s), right)
-        elif i not in task.strips and len(c) == task.grid.rows(i):
+            gemm_nt(c, factor.read(i, k)[rows], right)
+        elif len(c) == task.grid.rows(i):
             syrk(c, right)
         else:
-            gemm_nt(c, right[start:stop], right[:stop])
+            gemm_nt(c, right[rows], right[: c.shape[1]])
         del right
+
+
+def _first_terms(task: CholeskyTask, i: int, j: int) -> FloatArray:
+    """The first terms of the sum of tile (i, j), in the rows that are not finished in an earlier factor."""
+    c: FloatArray = buffer("accumulator", task.grid.shape(i, j), task.matrix.dtype)
+    first = task.taken.first(i)
+    c[:first] = 0
+    _update(task, i, j, first, c[first:], last=task.split.num_first(task.grid, i, j))
     return c
-
-
-def _left(task: CholeskyTask, i: int, k: int, span: Span, s: int | None) -> FloatArray:
-    """Some rows of tile (i, k): its strip, before the tile is there."""
-    if s is not None and i in task.strips:
-        strip = task.read_part(i, k, s, (span[1] - span[0], task.grid.rows(k)), strip=True)
-        if strip is not None:
-            return strip
-    return task.matrix.read(i, k)[slice(*span)]
-
-
-def _compute_part(task: CholeskyTask, i: int, j: int, s: int, *, strip: bool) -> bool:
-    """Compute and write a strip of tile (i, j), or its sum's first terms, unless it, or what it is for, is there."""
-    parts, (start, stop) = task.parts, task.spans(i)[s]
-    assert parts is not None  # noqa: S101  (narrows the type)
-    made_of_it = {task.index(i, j, s, strip=kind) for kind in (strip, strip or i in task.strips)}
-    if task.matrix.is_valid(i, j) or any(parts.is_valid(index) for index in made_of_it):
-        return False
-
-    def compute() -> FloatArray:
-        c: FloatArray = buffer("accumulator", (stop - start, stop if i == j else task.grid.rows(j)), task.matrix.dtype)
-        _update(task, i, j, (start, stop), c, s, None if strip else task.num_first(i, j))
-        if strip and i != j:
-            trsm_right(c, task.matrix.read(j, j))
-        return c
-
-    def write(c: FloatArray) -> None:
-        if c.shape != parts.chunks:
-            padded = buffer("padded", parts.chunks, parts.numpy_dtype)
-            padded.fill(np.nan)
-            padded[: c.shape[0], : c.shape[1]] = c
-            c = padded
-        parts.write(task.index(i, j, s, strip=strip), c)
-
-    return made(
-        "cholesky.strip" if i in task.strips else "cholesky.sum", compute, write, partial(_not_finite, task, i, j)
-    )
 
 
 def _check_operands(task: CholeskyTask, i: int, j: int) -> None:
@@ -321,7 +257,8 @@ def _raise_not_positive_definite(task: CholeskyTask, j: int, info: int, rounded:
     """
     grid, alpha = task.matrix.grid, task.operator.alpha
     if info:
-        c = _update(task, j, j, (0, grid.rows(j)), buffer("accumulator", grid.shape(j, j), task.matrix.dtype))
+        c = buffer("accumulator", grid.shape(j, j), task.matrix.dtype)
+        _update(task, j, j, 0, c)
         order, pivot = leading_minor_pivot(np.tril(c) + np.tril(c, -1).T, info)
     else:
         order, pivot = rounded, float(c[rounded - 1, rounded - 1]) ** 2

@@ -44,9 +44,17 @@ from scipy.linalg import LinAlgError, blas, cho_factor, cho_solve, eigh, get_lap
 
 from dkrr.errors import DataError, NotPositiveDefiniteError, NumericalError
 from dkrr.kernels import Kernel
-from dkrr.linalg.blocks import Floats, FloatVector, best_intercept, offset_of, row_blocks, solve_bordered, without_means
 from dkrr.linalg.leave_one_out import bordered_diagonal, unscaled
 from dkrr.linalg.matmul import system_norms
+from dkrr.linalg.operators import (
+    Floats,
+    FloatVector,
+    best_intercept,
+    offset_of,
+    row_blocks,
+    solve_bordered,
+    without_means,
+)
 from dkrr.linalg.products import STRIP_ROWS, ArrayRows, Strips, add_strips, block_strips, check_training_rows
 from dkrr.linalg.solution import Solution, no_factor
 from dkrr.tiles import TileGrid
@@ -149,7 +157,7 @@ def fit_dense(
     precision
         "float64" or "float32" (of the factor and the answer).
     fit_intercept
-        Solve the bordered system of :mod:`dkrr.linalg.blocks`, with one more right-hand side.
+        Solve the bordered system of :mod:`dkrr.linalg.operators`, with one more right-hand side.
     """
     started, alphas = time.perf_counter(), np.broadcast_to(alpha, (y.shape[1],))
     root = None if weight is None else np.sqrt(weight)
@@ -262,7 +270,7 @@ class DenseRidge:
     root : (m,), optional
         s, the square roots of the weights; None means 1.
     fit_intercept
-        Solve the bordered system [[A, s], [s^T, 0]] [u; b] = [S y; 0] of :mod:`dkrr.linalg.blocks`.
+        Solve the bordered system [[A, s], [s^T, 0]] [u; b] = [S y; 0] of :mod:`dkrr.linalg.operators`.
     """
 
     def __init__(self, y: Floats, root: Floats | None = None, *, fit_intercept: bool = False) -> None:

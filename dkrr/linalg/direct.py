@@ -1,7 +1,7 @@
 """The direct solver: a tile Cholesky factor on disk, two substitutions, and the true residual.
 
 Two verbs, split by what they need to know: ``prepare`` sees only the matrix, ``solve`` only right-hand sides. With an
-intercept s is one more right-hand side, and the rest is :func:`dkrr.linalg.blocks.solve_bordered`.
+intercept s is one more right-hand side, and the rest is :func:`dkrr.linalg.operators.solve_bordered`.
 
 Cost
 ----
@@ -20,27 +20,24 @@ The *first terms* of a sum, all but the last w, are a task of their own that wai
 of the tile goes on from there. Simulated, 20 tiles a side on 32 workers are busy 15 % of the time without and 51 % with
 w = 2; 122 tiles on 100 workers 27 % and 95 % with w = 6 (:mod:`dkrr.fit.rates`).
 
-Rows that an extension adds are cut into *strips*, one for every two workers, which go through all columns side by side;
-without them an append that is shorter than a tile would be one chain of tasks, and one worker's. Two workers share a
-strip: its first (j + 1) // 2 terms are made ahead of the chain. One strip for every worker instead would send every
-finished tile to all of them: read, checked and packed for gemm for half of the rows each. Measured with two workers,
-30,000 rows: 300 more at 23 GF/s a worker, 3,000 more at 31, where the fit itself has 41.
+Rows that an extension adds are few row blocks, and each is a chain of tasks. Two workers share one: the first
+(j + 1) // 2 terms of its sum in column j are made ahead of the chain. (Measured with two workers, 30,000 rows: 300 more
+at 23 GF/s a worker, 3,000 more at 31, where the fit itself has 41.) Other workers have the other row blocks.
 
-Parts are kept in a scratch array beside the factor, not in the memory of workers: one that is lost with its worker
+First terms are kept in a scratch matrix beside the factor, not in the memory of workers: what is lost with its worker
 would have to be computed again together with everything that waits for it, and reading a tile back costs a thirtieth of
 one product. It is named after the factor, so that an attempt finds what an earlier one left.
 
 Cost of the graph
 -----------------
-N (N + 1) / 2 nodes with at most three dependencies, and as many again where every column is split. The scratch array
-holds about (w + 1) N tiles at most, or twice the new rows.
+N (N + 1) / 2 nodes with at most three dependencies, and as many again where every column is split. The scratch matrix
+holds about (w + 1) N tiles at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Any, Literal
@@ -49,29 +46,23 @@ import numpy as np
 
 from dkrr.engine.tasks import Executor, Key, Node, Progress, RunSummary
 from dkrr.errors import StoreMismatchError
-from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector, solve_bordered
 from dkrr.linalg.catalogue import TakenOver, continue_lineage, factor_fields, key_of
-from dkrr.linalg.cholesky import CholeskyTask, Split, factor_tile, num_first_terms
+from dkrr.linalg.cholesky import CholeskyTask, Split, factor_tile
 from dkrr.linalg.gram import gram_owner
 from dkrr.linalg.matmul import OperatorProduct, residual_norms
-from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.operators import BlockColumns, FloatMatrix, FloatVector, RidgeOperator, solve_bordered
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.triangular import substitute
 from dkrr.linalg.workspace import Owners, Workspace, repaired
-from dkrr.store.chunks import CRC_BYTES, ChunkArray
 from dkrr.store.files import join, name_of, parent_of, place, remove_array
 from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileGrid, TileMatrix
 
 # a task that finds its tile takes as long as so much arithmetic
 LOOK_FLOPS = 1e8
-# narrower products run well below the rate of gemm
-MIN_STRIP_ROWS = 32
-# workers that share a strip, one the first terms of its sums and one the rest
-SHARED_BY = 2
-# with so many row blocks for each worker there is work for everybody without strips
+# with so many row blocks for each worker of an extension there is work for everybody
 MANY_BLOCKS = 4
-_PARTS = "-sums.zarr"
+_SUMS = "-sums.zarr"
 
 
 def usual_split(num_tiles: int, num_threads: int) -> Split:
@@ -87,60 +78,11 @@ def usual_split(num_tiles: int, num_threads: int) -> Split:
     return Split(num_columns=num_tiles if many else num_threads + 1, num_last=min(6, max(2, num_tiles // 12)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class NewRows:
-    """What an extension adds to a factor.
-
-    Parameters
-    ----------
-    num_whole
-        So many row blocks are there whole: their tasks only look.
-    first
-        For each of the others how many of its rows are finished in an earlier factor.
-    strips
-        For some of them (first row, one past the last) of every strip.
-    """
-
-    num_whole: int = 0
-    first: Mapping[int, int] = field(default_factory=dict)
-    strips: Mapping[int, list[tuple[int, int]]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, grid: TileGrid, num_finished: int, first: Mapping[int, int], num_threads: int) -> NewRows:
-        """Strips where there are few row blocks that are not whole; one chain for each where that is enough."""
-        if not num_finished:
-            return cls()
-        strips = {}
-        if num_threads >= 2 and len(first) < MANY_BLOCKS * num_threads:
-            most = -(-num_threads // SHARED_BY)
-            for i, start in first.items():
-                rows = max(MIN_STRIP_ROWS, -(-(grid.rows(i) - start) // most))
-                strips[i] = [(s, min(s + rows, grid.rows(i))) for s in range(start, grid.rows(i), rows)]
-        return cls(num_whole=num_finished // grid.tile_size, first=first, strips=strips)
-
-    @property
-    def most(self) -> tuple[int, int]:
-        """Strips of a row block, and rows of a strip, at most."""
-        spans = self.strips.values()
-        return max(map(len, spans)), max(stop - start for strips in spans for start, stop in strips)
-
-
-def strips_bytes(grid: TileGrid, num_finished: int, num_threads: int, itemsize: int) -> int:
-    """Disk for strips and first terms, at most, where the first ``num_finished`` rows are there; freed at the end."""
-    b = grid.tile_size
-    first = {i: max(0, num_finished - i * b) for i in range(num_finished // b, grid.num_tiles)}
-    new = NewRows.of(grid, num_finished, first, num_threads)
-    if not new.strips:
-        return 0
-    num_strips = sum(len(strips) * (i + 1) for i, strips in new.strips.items())
-    return 2 * num_strips * (new.most[1] * b * itemsize + CRC_BYTES)
-
-
-def cholesky_nodes(grid: TileGrid, split: Split | None = None, new: NewRows | None = None) -> list[Node]:
+def cholesky_nodes(grid: TileGrid, split: Split | None = None, num_finished: int = 0) -> list[Node]:
     """The graph in the order of its priorities.
 
-    A node (i, j) is a tile, (i, j, s) the first terms of the sum of its strip s, and (i, j, s, 1) the strip; a tile
-    without strips is its strip 0 and needs no task for it.
+    A node (i, j) is a tile, and (i, j, 0) the first terms of its sum. ``num_finished`` rows are there: tasks of whole
+    tiles only look.
 
     The critical path goes (j, j), (j+1, j), (j+1, j+1): of every column the tile below the diagonal comes first and
     the next diagonal tile right behind it, before the rest of the column. First terms come behind the last column that
@@ -148,52 +90,39 @@ def cholesky_nodes(grid: TileGrid, split: Split | None = None, new: NewRows | No
     they are a chain of products, and with all looks of a column before them one of two workers stood idle for 0.5 s
     (30,000 + 300 rows).
     """
-    split, new = split or Split(), new or NewRows()
-    area = float(grid.tile_size) ** 2
+    split, area = split or Split(), float(grid.tile_size) ** 2
+    (num_whole, rest), shares = divmod(num_finished, grid.tile_size), not split.new_from
     nodes: list[tuple[tuple[int, int, int], Node]] = []
     for i, j in grid.lower():
         place = (j - 1, j, 1) if i == j else (j, i, 0)
         before: tuple[Key, ...] = ((i, j - 1),) * (j > 0) + ((j, j),) * (i != j)
-        update, rest = (1.0, 1 / 3) if i == j else (2.0, 1.0)
-        first, strips = new.first.get(i, 0), new.strips.get(i, [])
-        rows, shares = (grid.rows(i) - first) * area, not new.strips
-        if i < new.num_whole:
-            nodes.append((place, Node((i, j), before, min(LOOK_FLOPS, rows * (rest + j * update)))))
+        update, last = (1.0, 1 / 3) if i == j else (2.0, 1.0)
+        flops = (grid.rows(i) - rest * (i == num_whole)) * area
+        if i < num_whole:
+            nodes.append((place, Node((i, j), before, min(LOOK_FLOPS, flops * (last + j * update)))))
             continue
-        if j < new.num_whole and new.strips:
+        if j < num_whole and not shares:
             place = (j - 1, j, 2)
-        h = num_first_terms(j) if strips else 0 if first else split.first_rest(grid, j)
-        if not strips:
-            if h:
-                needed: tuple[Key, ...] = ((i, h - 1),) if i == j else ((i, h - 1), (j, h - 1))
-                nodes.append(((h - 1, grid.num_tiles, i), Node((i, j, 0), needed, rows * h * update)))
-                before += ((i, j, 0),)
-            nodes.append((place, Node((i, j), before, max(area, rows * (rest + (j - h) * update)), shares)))
-            continue
-        for s, (start, stop) in enumerate(strips):
-            rows, terms = (stop - start) * area, (((i, j, s),) if h else ())
-            if h:
-                ahead: Key = (i, h - 1) if i == j else (i, h - 1, s, 1)
-                needed = (ahead,) if i == j else (ahead, (j, h - 1))
-                nodes.append((place, Node((i, j, s), needed, rows * 2 * h, shares=False)))
-            left: tuple[Key, ...] = before[:1] if i == j else ((i, j - 1, s, 1),) * (j > 0) + ((j, j),)
-            flops = rows * (2 * (j - h) + (i != j))
-            nodes.append((place, Node((i, j, s, 1), left + terms, max(area, flops), shares=False)))
-        parts = tuple((i, j, s, 1) for s in range(len(strips)))
-        flops = area * grid.tile_size / 3 if i == j else area
-        nodes.append((place, Node((i, j), before + parts, flops, shares=False)))
+        h = split.num_first(grid, i, j)
+        if h:
+            needed: tuple[Key, ...] = ((i, h - 1),) if i == j else ((i, h - 1), (j, h - 1))
+            nodes.append(
+                ((h - 1, grid.num_tiles, i) if shares else place, Node((i, j, 0), needed, flops * h * update, shares))
+            )
+            before += ((i, j, 0),)
+        nodes.append((place, Node((i, j), before, max(area, flops * (last + (j - h) * update)), shares)))
     return [node for _, node in sorted(nodes, key=lambda item: item[0])]
 
 
 def scratch_location(factor: TileMatrix) -> str:
-    """Where the parts of tiles are."""
+    """Where the first terms of sums are."""
     location = factor.array.store
-    return join(parent_of(location), name_of(location).removesuffix(".zarr") + _PARTS)
+    return join(parent_of(location), name_of(location).removesuffix(".zarr") + _SUMS)
 
 
 def factor_of_scratch(name: str) -> str | None:
     """Name of the factor that something in the folder of factors is scratch of; None for what is not scratch."""
-    return name.removesuffix(_PARTS) + ".zarr" if name.endswith(_PARTS) else None
+    return name.removesuffix(_SUMS) + ".zarr" if name.endswith(_SUMS) else None
 
 
 def factorise(
@@ -227,32 +156,30 @@ def factorise(
         A tile is damaged again and again.
     """
     grid, taken = factor.grid, taken or TakenOver()
-    side, b = grid.num_tiles, grid.tile_size
-    split = usual_split(side, executor.num_threads) if split is None else split
-    first = {i: taken.first(i) for i in range(taken.num_rows // b, side) if taken.first(i) < grid.rows(i)}
-    new = NewRows.of(grid, taken.num_rows, first, executor.num_threads)
-    parts, beside = None, scratch_location(factor)
-    if new.strips or split.applies(grid, side - 1):
-        most, rows = new.most if new.strips else (1, b)
-        create = partial(
-            ChunkArray.create, beside, "", shape=(2 * side * most * rows, side * b), chunks=(rows, b),
-            dtype=factor.array.dtype, attributes={"split": split.to_dict(), "strips": list(new.strips.items())},
-        )  # fmt: skip
+    side, workers = grid.num_tiles, executor.num_threads
+    split = usual_split(side, workers) if split is None else split
+    num_whole = taken.num_rows // grid.tile_size
+    if workers >= 2 and side - num_whole < MANY_BLOCKS * workers:
+        split = replace(split, new_from=num_whole)
+    sums, beside = None, scratch_location(factor)
+    if split.num_first(grid, side - 1, side - 1):
+        facts = {"split": split.to_dict(), "rows": taken.num_rows}
+        create = partial(TileMatrix.create, beside, grid, dtype=factor.array.dtype, attributes=facts)
         try:
-            parts = create()
+            sums = create()
         except StoreMismatchError:  # of an attempt with another split, other workers or other finished rows
             remove_array(beside)
-            parts = create()
-    task = CholeskyTask(operator, factor, taken, split, new.strips, parts)
+            sums = create()
+    task = CholeskyTask(operator, factor, taken, split, sums)
 
     def again(index: tuple[int, ...]) -> None:
-        task.forget_parts(index[0])
+        task.forget_sums(index[0])
         factor.array.delete(index)
 
     owners = {factor.location: again, **gram_owner(operator, executor)}
-    if parts is not None:
-        owners[parts.location] = parts.delete
-    nodes = cholesky_nodes(grid, split, new)
+    if sums is not None:
+        owners[sums.location] = sums.array.delete
+    nodes = cholesky_nodes(grid, split, taken.num_rows)
     summary = repaired(lambda: executor.run("factorise", factor_tile, task, nodes, progress), owners)
     remove_array(beside)
     # what was done is counted in tiles

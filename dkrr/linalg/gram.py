@@ -30,7 +30,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -177,51 +177,29 @@ def read_rows(matrix: TileMatrix, wanted: Sequence[tuple[int, int, int]]) -> lis
     return rows
 
 
-def verify_gram(gram: TileMatrix, operator: RidgeOperator | None = None) -> list[str]:
-    """Problems of a Gram matrix: every lower tile's checksum and finiteness, sampled entries, unknown keys.
+def verify_tiles(matrix: TileMatrix, operator: RidgeOperator | None = None, *, is_factor: bool) -> list[str]:
+    """Problems of a Gram matrix or a factor, a sentence each: checksums and finiteness of lower tiles, unknown keys.
 
-    Parameters
-    ----------
-    operator
-        The kernel and the rows, when they are at hand; without them no entry is compared.
+    With kernel and rows at hand, entries of K or of L L^T are compared, too. Of tiles of a factor that stand to the
+    right of a wrong tile, in its row block or against it, none are: they would disagree whether they are right or not.
+    Of the diagonal of the inverse, which may lie below a factor, the chunks that are there are read; the others are
+    computed when they are needed.
     """
+    below = None
+    if is_factor and read_json(matrix.array.store, f"{INVERSE_DIAGONAL}/zarr.json") is not None:
+        below = ChunkArray.open(matrix.array.store, INVERSE_DIAGONAL)
 
-    def compare(i: int, j: int, _: set[int]) -> str:
-        agrees = operator is None or gram_samples_agree(operator, gram, i, j)
-        return "" if agrees else "passes its checksum and holds other entries than its rows give"
-
-    return _problems(gram, compare)
-
-
-def verify_factor(factor: TileMatrix, operator: RidgeOperator | None = None) -> list[str]:
-    """Problems of a factor: every lower tile's checksum and finiteness, sampled entries of L L^T, unknown keys.
-
-    Of tiles that stand to the right of a wrong tile, in its row block or against it, no entries are compared: they
-    would disagree whether they are right or not. Of the diagonal of the inverse, which may lie below the factor, the
-    chunks that are there are read; the others are computed when they are needed.
-
-    Parameters
-    ----------
-    operator
-        A, when kernel and rows are at hand; without them no entry is compared.
-    """
-
-    def compare(i: int, j: int, wrong: set[int]) -> str:
-        if operator is None or wrong & {i, j}:
+    def compare(i: int, j: int) -> str:
+        if operator is None or (is_factor and wrong & {i, j}):
             return ""
-        error, bar = max(_factor_errors(operator, factor, i, j), key=lambda pair: pair[0] / max(pair[1], 1e-300))
+        if not is_factor:
+            agrees = gram_samples_agree(operator, matrix, i, j)
+            return "" if agrees else "passes its checksum and holds other entries than its rows give"
+        error, bar = max(_factor_errors(operator, matrix, i, j), key=lambda pair: pair[0] / max(pair[1], 1e-300))
         if error <= bar:
             return ""
         return f"passes its checksum and is wrong (L L^T differs from A by {error:.1e}, {bar:.1e} allowed)"
 
-    has_diagonal = read_json(factor.array.store, f"{INVERSE_DIAGONAL}/zarr.json") is not None
-    return _problems(factor, compare, ChunkArray.open(factor.array.store, INVERSE_DIAGONAL) if has_diagonal else None)
-
-
-def _problems(
-    matrix: TileMatrix, compare: Callable[[int, int, set[int]], str], below: ChunkArray | None = None
-) -> list[str]:
-    """One sentence each; ``compare`` gets a tile and the row blocks with a wrong one, which is in all their sums."""
     problems, wrong = [], set[int]()
     known = {matrix.array.chunk_key(tile) for tile in matrix.grid.lower()} | {"zarr.json", MAKER}
     for i, j in matrix.grid.lower():
@@ -229,7 +207,7 @@ def _problems(
             tile = matrix.read(i, j)
             # the Gram matrix is mirrored on read and the factor is 0 there: above the diagonal nothing counts
             finite = np.isfinite(tile if i != j else np.tril(tile))
-            problem = compare(i, j, wrong)
+            problem = compare(i, j)
             if not finite.all():
                 row, column = np.argwhere(~finite)[0] + (matrix.grid.span(i).start, matrix.grid.span(j).start)
                 problem = f"holds a value that is not finite, at row {row:,}, column {column:,}"

@@ -79,7 +79,7 @@ from numpy.typing import NDArray
 
 from dkrr.errors import DataError, NumericalError, ParameterError
 from dkrr.kernels import Kernel
-from dkrr.linalg.blocks import FloatMatrix, FloatVector
+from dkrr.linalg.operators import FloatMatrix, FloatVector
 from dkrr.linalg.products import CHECK_TOLERANCE, ArrayRows, RowSource, predict_block
 from dkrr.linalg.triangular import solve_rows
 from dkrr.markup import lines_text, named

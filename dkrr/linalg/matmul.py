@@ -27,10 +27,12 @@ import numpy as np
 
 from dkrr.engine.machine import single_blas_thread
 from dkrr.errors import DataError, DkrrError, NumericalError
-from dkrr.linalg.blocks import (
+from dkrr.linalg.gram import gram_owner
+from dkrr.linalg.operators import (
     BlockColumns,
     FloatMatrix,
     FloatVector,
+    RidgeOperator,
     add_scaled,
     best_intercept,
     largest,
@@ -38,8 +40,6 @@ from dkrr.linalg.blocks import (
     ratio,
     row_blocks,
 )
-from dkrr.linalg.gram import gram_owner
-from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.products import (
     BLOCK_ROWS,
     STRIP_ROWS,

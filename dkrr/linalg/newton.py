@@ -33,10 +33,10 @@ from numpy.typing import NDArray
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 from dkrr.errors import NotPositiveDefiniteError
-from dkrr.linalg.blocks import dots, norms, ratio
-from dkrr.linalg.cg import CGState, Identity, conjugate_gradients
+from dkrr.linalg.cg import CGState, Preconditioner, conjugate_gradients
 from dkrr.linalg.loss import PiecewiseQuadratic, make_loss
 from dkrr.linalg.loss_problem import GramColumns, LossProblem, Matrix, Minimiser, Vector, certify, root_of
+from dkrr.linalg.operators import dots, norms, ratio
 from dkrr.linalg.preconditioner import ShiftedGram
 from dkrr.linalg.rpcholesky import pivot_rows
 from dkrr.linalg.solution import IterativeSettings
@@ -263,7 +263,7 @@ class _Systems:
             return root[:, None] * self.columns.product(whole)[inside]
 
         panel = self._panel()
-        precondition = _LowRank(root[:, None] * panel[inside]) if panel.shape[1] else Identity()
+        precondition = _LowRank(root[:, None] * panel[inside]) if panel.shape[1] else Preconditioner()
         found: CGState | None = None
         aim = np.full(right.shape[1], ACCURACY)
         while found is None or (found.converged.all() and (found.relative_residual > aim).any()):
@@ -308,10 +308,8 @@ def _indefinite(root: Vector) -> NotPositiveDefiniteError:
     )
 
 
-class _LowRank:
+class _LowRank(Preconditioner):
     """F F^T + I as the preconditioner of conjugate gradients, F (k, r)."""
-
-    inexact = False
 
     def __init__(self, panel: Matrix) -> None:
         self.panel, self.small = panel, ShiftedGram(panel.T @ panel)

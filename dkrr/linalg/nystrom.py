@@ -76,17 +76,6 @@ from dkrr.engine.machine import single_blas_thread
 from dkrr.engine.tasks import RunSummary
 from dkrr.errors import ConvergenceError, DataError, NotPositiveDefiniteError, ParameterError
 from dkrr.kernels import Kernel
-from dkrr.linalg.blocks import (
-    Centring,
-    FloatMatrix,
-    FloatVector,
-    Indices,
-    centre_dataset,
-    offset_of,
-    ratio,
-    target_alphas,
-    total_weight,
-)
 from dkrr.linalg.catalogue import FORMAT_VERSION, KERNEL_VERSION, key_of
 from dkrr.linalg.centres import (
     CenterFactor,
@@ -96,9 +85,21 @@ from dkrr.linalg.centres import (
     product_task_bytes,
     solve_lower,
 )
-from dkrr.linalg.cg import CGState, Checkpoint, Identity, conjugate_gradients
+from dkrr.linalg.cg import CGState, Checkpoint, Preconditioner, conjugate_gradients
 from dkrr.linalg.leave_one_out import LeaveOneOut
-from dkrr.linalg.operators import read_rows, rows_of
+from dkrr.linalg.operators import (
+    Centring,
+    FloatMatrix,
+    FloatVector,
+    Indices,
+    centre_dataset,
+    offset_of,
+    ratio,
+    read_rows,
+    rows_of,
+    target_alphas,
+    total_weight,
+)
 from dkrr.linalg.primal import Equations, left_out
 from dkrr.linalg.primal_passes import CentreFeatures, DatasetRows, FeatureRows, MemoryRows
 from dkrr.linalg.products import Precision, is_nonnegative
@@ -476,7 +477,7 @@ class _Fit:
             partial(system.product, precision="float32") if self.single else system.product,
             system.to_coordinates(self.rhs[:, targets]),
             np.zeros(len(targets)),
-            Identity(),
+            Preconditioner(),
             # not converged: the message is about other equations than those of conjugate gradients on K
             replace(self.iterative, allow_unconverged=True),
             true_multiply=system.product if self.single else None,

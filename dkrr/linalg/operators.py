@@ -3,11 +3,45 @@
 The operator is a small description that travels with every task; each process opens the rows once. Kernel entries are
 evaluated in float64 and cast. S = diag(sqrt(weights)) is applied on the fly, so a stored Gram matrix serves every
 weighting and every alpha.
+
+Right-hand sides: vectors in blocks of rows, their arithmetic, an alpha for each target, and an intercept.
+
+No temporary array of the arithmetic is as long as the columns, and every sum has one order.
+
+The intercept b is the constant in f(z) + b that the ridge does not shrink:
+
+    minimise  sum_i w_i (y_i - f(x_i) - b)^2 + alpha |f|^2
+
+    | A    s | | u |   | S Y |        A = S K S + alpha I,  s = sqrt(w),  S = diag(s),  dual_coef = S u
+    | s^T  0 | | b | = |  0  |
+
+    v = A^-1 s,    b = s^T A^-1 S Y / s^T v,    u = A^-1 S Y - b v,    s^T u = 0
+
+Adding a number to a target adds it to b and changes nothing else. So every solver is given targets whose weighted mean
+is zero: what it computes does not lose digits to a large mean, and its relative residual |R| / |S (Y - mean)|,
+R = S Y - A u - b s, says the same for y and for y + 1e6. A constant target leaves nothing to solve: u = 0.
+
+Where u is much smaller than b v, because f + b fits closely and f alone could not, digits are lost in the difference.
+Iterative refinement brings them back: the residuals of both equations on the right, the same factor, and u is corrected
+until what is subtracted is not larger than u.
+
+Systems in memory are solved by :func:`solve_bordered`; conjugate gradients iterate in the plane s^T u = 0
+(:mod:`dkrr.linalg.cg_solver`).
+
+Cost
+----
+Three passes over y, and O(n t) flops.
+
+References
+----------
+Saunders, Gammerman and Vovk (1998) have no intercept; for this system see Suykens and Vandewalle, Least squares support
+vector machine classifiers, Neural Processing Letters 9 (1999).
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -17,11 +51,328 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, RowArray, open_dataset
 from dkrr.dataset.dataset import before_appends
-from dkrr.errors import DataError, StoreError
+from dkrr.errors import DataError, ParameterError, StoreError
 from dkrr.kernels import Kernel
-from dkrr.linalg.blocks import FloatMatrix
-from dkrr.store.chunks import FloatArray
+from dkrr.store.chunks import ChunkArray, FloatArray
 from dkrr.tiles import TileGrid, TileMatrix
+
+BLOCK_ROWS = 4096
+
+FloatMatrix = NDArray[np.float64]
+
+FloatVector = NDArray[np.float64]
+
+Indices = NDArray[np.int64]
+Floats = FloatMatrix
+
+
+def row_blocks(n: int, most: int = BLOCK_ROWS) -> Iterator[slice]:
+    """0 .. n in slices of at most so many."""
+    for start in range(0, n, most):
+        yield slice(start, min(start + most, n))
+
+
+def dots(a: FloatMatrix, b: FloatMatrix) -> FloatVector:
+    """a_k^T b_k for every column k, (t,)."""
+    total = np.zeros(a.shape[1])
+    for rows in row_blocks(len(a)):
+        total += np.einsum("ij,ij->j", a[rows], b[rows])
+    return total
+
+
+def norms(a: FloatMatrix) -> FloatVector:
+    """|a_k| for every column k, (t,)."""
+    return np.sqrt(dots(a, a))
+
+
+def largest(a: FloatMatrix) -> FloatVector:
+    """max |a_ik| for every column k, (t,)."""
+    return np.asarray(np.maximum(a.max(axis=0), -a.min(axis=0)))
+
+
+def ratio(a: FloatVector, b: FloatVector) -> FloatVector:
+    """a / b, 0 where b is 0."""
+    return np.divide(a, b, out=np.zeros_like(a), where=b > 0)
+
+
+def add_scaled(y: FloatMatrix, c: FloatVector, x: FloatMatrix, columns: Indices | None = None) -> None:
+    """y_k += c_k x_k in place, for all columns of y or those that are named."""
+    for rows in row_blocks(len(y)):
+        if columns is None or len(columns) == y.shape[1]:
+            y[rows] += c * x[rows]
+        else:
+            y[rows, columns] += c * x[rows]
+
+
+def take(a: FloatMatrix, columns: Indices) -> FloatMatrix:
+    """The named columns in C order; ``a`` itself when those are all."""
+    return a if len(columns) == a.shape[1] else np.take(a, columns, axis=1)
+
+
+MAX_BLOCK_COLUMNS = 256
+
+
+@dataclass(frozen=True)
+class BlockColumns:
+    """An (n, t) matrix in blocks of b rows (those of a :class:`TileGrid`) and at most 256 columns."""
+
+    array: ChunkArray
+    grid: TileGrid
+
+    @classmethod
+    def create(cls, store: Any, path: str, grid: TileGrid, num_columns: int, dtype: str) -> BlockColumns:
+        """Create the matrix, or open it when it exists with the same parameters."""
+        chunks = (grid.tile_size, min(num_columns, MAX_BLOCK_COLUMNS))
+        return cls(ChunkArray.create(store, path, shape=(grid.n, num_columns), chunks=chunks, dtype=dtype), grid)
+
+    @property
+    def num_columns(self) -> int:
+        """t."""
+        return self.array.shape[1]
+
+    @property
+    def num_panels(self) -> int:
+        """Number of column blocks."""
+        return self.array.num_chunks[1]
+
+    def columns(self, panel: int) -> slice:
+        """Columns of a column block."""
+        width = self.array.chunks[1]
+        return slice(panel * width, min((panel + 1) * width, self.num_columns))
+
+    def is_valid(self, i: int, panel: int) -> bool:
+        return self.array.is_valid((i, panel))
+
+    def read(self, i: int, panel: int) -> FloatArray:
+        """Block (i, panel), a copy without padding."""
+        columns = self.columns(panel)
+        block = self.array.read((i, panel))[: self.grid.rows(i), : columns.stop - columns.start]
+        return np.array(block, order="C")
+
+    def write(self, i: int, panel: int, block: FloatArray) -> None:
+        padded = np.full(self.array.chunks, np.nan, self.array.numpy_dtype)
+        padded[: block.shape[0], : block.shape[1]] = block
+        self.array.write((i, panel), padded)
+
+    def fill(self, values: FloatArray) -> BlockColumns:
+        """Write all blocks from a matrix (n, t) in memory; the matrix of blocks itself."""
+        for i in range(self.grid.num_tiles):
+            self.write_rows(i, values[self.grid.span(i)])
+        return self
+
+    def whole(self, panel: int | None = None) -> FloatMatrix:
+        """All rows of one column block, or of all of them, in float64."""
+        columns = slice(0, self.num_columns) if panel is None else self.columns(panel)
+        found = np.empty((self.grid.n, columns.stop - columns.start))
+        for i in range(self.grid.num_tiles):
+            found[self.grid.span(i)] = self.read_rows(i) if panel is None else self.read(i, panel)
+        return found
+
+    def read_rows(self, i: int) -> FloatArray:
+        """All columns of row block i (rows, t)."""
+        return np.hstack([self.read(i, panel) for panel in range(self.num_panels)])
+
+    def write_rows(self, i: int, rows: FloatArray) -> None:
+        """All columns of row block i."""
+        for panel in range(self.num_panels):
+            self.write(i, panel, rows[:, self.columns(panel)])
+
+
+Blocks = Callable[[], Iterable[tuple[FloatMatrix, FloatVector | None]]]
+
+MAX_REFINEMENTS = 3
+# b v may be so many times as large as u before the rounding of their difference counts
+MAX_GROWTH = 10.0
+# half a unit in the last place: a target that varies at all varies by more
+CONSTANT = 2.0**-54
+
+
+@dataclass(frozen=True)
+class Centring:
+    """What is subtracted from targets before they are solved for.
+
+    Parameters
+    ----------
+    mean : (t,)
+        The weighted mean, as rounding leaves it.
+    rest : (t,)
+        The weighted mean of y - mean.
+    constant : (t,) bool
+        Targets that are the same number in every row of positive weight.
+    """
+
+    mean: FloatVector
+    rest: FloatVector
+    constant: NDArray[np.bool_]
+
+    @property
+    def offset(self) -> FloatVector:
+        """mean + rest (t,)."""
+        return self.mean + self.rest
+
+    def take(self, targets: list[int]) -> Centring:
+        """The same for some of the targets."""
+        return Centring(self.mean[targets], self.rest[targets], self.constant[targets])
+
+    def apply(self, y: FloatMatrix) -> FloatMatrix:
+        """Y - mean - rest (rows, t), a new array; zero for a constant target."""
+        centred: FloatMatrix = (y - self.mean) - self.rest
+        centred[:, self.constant] = 0.0
+        return centred
+
+
+def centre_targets(blocks: Blocks, num_targets: int) -> Centring:
+    """Weighted means of targets that are read a block at a time.
+
+    Parameters
+    ----------
+    blocks
+        Gives Y (rows, t) and weights (rows,) or None, block after block, each time it is called.
+
+    Raises
+    ------
+    DataError
+        A mean is not finite: the targets or the weights are too large.
+    """
+    mean, rest = np.zeros(num_targets), np.zeros(num_targets)
+    for part in (mean, rest):
+        total, whole = np.zeros(num_targets), 0.0
+        with np.errstate(over="ignore", invalid="ignore"):
+            for y, weight in blocks():
+                centred = (y - mean) - rest
+                total += centred.sum(axis=0) if weight is None else weight @ centred
+                whole += float(len(y) if weight is None else weight.sum())
+            part += total / whole if whole > 0 else 0.0
+    if not (np.isfinite(mean).all() and np.isfinite(rest).all()):
+        target = int(np.argmin(np.isfinite(mean) & np.isfinite(rest)))
+        raise DataError(
+            f"the weighted mean of target {target} is {mean[target]:.3g}, which cannot be computed with",
+            hint="scale the targets or the weights",
+        )
+    varies, largest = np.zeros(num_targets), np.zeros(num_targets)
+    for y, weight in blocks():
+        used = y if weight is None else y[weight > 0]
+        varies = np.maximum(varies, np.abs((used - mean) - rest).max(axis=0, initial=0.0))
+        largest = np.maximum(largest, np.abs(used).max(axis=0, initial=0.0))
+    return Centring(mean, rest, varies <= CONSTANT * largest)
+
+
+def without_means(
+    y: FloatMatrix, weight: FloatVector | None, fit_intercept: bool
+) -> tuple[FloatMatrix, Centring | None]:
+    """Targets in memory less their weighted means, and what was subtracted: nothing without an intercept."""
+    centring = centre_targets(lambda: [(y, weight)], y.shape[1]) if fit_intercept else None
+    return y if centring is None else centring.apply(y), centring
+
+
+def offset_of(centring: Centring | None) -> FloatVector | float:
+    """What was subtracted from targets (t,), 0 without an intercept."""
+    return 0.0 if centring is None else centring.offset
+
+
+def centre_dataset(dataset: Dataset) -> Centring:
+    """Weighted means of the targets of a data set, in three passes over them."""
+    y, weight = dataset.y, dataset.weight
+    assert y is not None  # noqa: S101  (narrows the type)
+    return centre_targets(
+        lambda: ((y.read(*span), None if weight is None else weight.read(*span)[:, 0]) for span in y.blocks()),
+        dataset.num_targets,
+    )
+
+
+def target_alphas(alpha: Any, num_targets: int) -> NDArray[np.float64]:
+    """An alpha for each target (t,), of one or of as many.
+
+    Raises
+    ------
+    ParameterError
+        No target; another number of alphas, or a negative one.
+    """
+    values = np.asarray(alpha, dtype=np.float64).ravel()
+    if not num_targets:
+        raise ParameterError("the rows have no target", hint="name one with target=")
+    if len(values) not in (1, num_targets):
+        raise ParameterError(f"{len(values)} values of alpha for {num_targets} targets; 1 or {num_targets} expected")
+    if not (np.isfinite(values) & (values >= 0)).all():
+        raise ParameterError(f"alpha = {values.min()}", hint="give a number that is at least 0")
+    return np.broadcast_to(values, (num_targets,)).copy()
+
+
+def right_hand_sides(
+    dataset: Dataset,
+    operator: RidgeOperator,
+    targets: list[int],
+    store: Any,
+    *,
+    centring: Centring | None = None,
+) -> BlockColumns:
+    """S Y in blocks, written anew whatever an earlier attempt left: the residual rests on them.
+
+    Parameters
+    ----------
+    centring
+        Of all targets of the data set, to be subtracted from Y.
+    """
+    rhs = BlockColumns.create(store, "rhs", operator.grid, len(targets), "float64")
+    for i in range(operator.grid.num_tiles):
+        span = operator.grid.span(i)
+        block = dataset.targets.read(span.start, span.stop)[:, targets]
+        if centring is not None:
+            block = centring.take(targets).apply(block)
+        root = operator.root_weights(i)
+        if root is not None:
+            block = root[:, None] * block
+        rhs.write_rows(i, block)
+    return rhs
+
+
+def total_weight(dataset: Dataset) -> float:
+    """s^T s: the sum of the weights of a data set, n without weights."""
+    weight = dataset.weight
+    return float(dataset.num_rows if weight is None else sum(weight.read(*span).sum() for span in weight.blocks()))
+
+
+def best_intercept(residual: FloatMatrix, normal: FloatVector) -> FloatVector:
+    """b = s^T R_0 / s^T s (t,), for which R_0 - b s is shortest; R_0 = S Y - A u."""
+    total, square = np.asarray(normal @ residual), float(normal @ normal)
+    return total / square if square > 0 else np.zeros_like(total)  # no row has a weight
+
+
+def solve_bordered(
+    solve: Callable[[FloatMatrix], FloatMatrix],
+    multiply: Callable[[FloatMatrix], FloatMatrix],
+    rhs: FloatMatrix,
+    normal: FloatVector,
+    *,
+    begun: tuple[FloatMatrix, FloatMatrix] | None = None,
+) -> FloatMatrix:
+    """u (n, c) of A u + b s = S Y, s^T u = 0 in memory; refined where b v was much larger.
+
+    Parameters
+    ----------
+    solve, multiply
+        R (n, c) -> A^-1 R and U (n, c) -> A U; each column may have an A of its own, and a single column goes to all.
+    rhs : (n, c)
+        S Y of centred targets.
+    normal : (n,)
+        s.
+    begun : (n, c), (n, 1 or c), optional
+        A^-1 S Y and v = A^-1 s, where they are known.
+    """
+    solved, v = (None, solve(normal[:, None])) if begun is None else begun
+    largest_v, sum_v = np.abs(v).max(axis=0), normal @ v
+    u, residual = np.zeros(rhs.shape), rhs
+    for number in range(MAX_REFINEMENTS + 1):
+        solved = solve(residual) if number or solved is None else solved
+        total = normal @ solved + normal @ u
+        b = np.divide(total, sum_v, out=np.zeros_like(total), where=sum_v != 0)
+        u += solved - v * b
+        lost = np.abs(b) * largest_v > MAX_GROWTH * np.abs(u).max(axis=0)
+        if number == MAX_REFINEMENTS or not lost.any():
+            break
+        left = rhs - multiply(u)
+        residual = left - normal[:, None] * best_intercept(left, normal)
+    return u
 
 
 @dataclass(frozen=True)

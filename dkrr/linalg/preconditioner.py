@@ -39,8 +39,7 @@ Build: n r kernel entries, 2 n r^2 flops (half of them for F^T F), 8 n r bytes o
 driver holds a few n-vectors and up to four r x r matrices; of a task see :func:`low_rank_task_bytes`. An application:
 4 n r c flops and two passes over F. A factor of at most 256 MiB is held in the memory of the calling process and
 applied there; a larger one is read by tasks, which map it where the store is a local folder (with pages in the cache
-and one checksum an application, as fast as a copy in the memory of each worker). From other stores their processes keep
-what a quarter of their memory holds.
+and one checksum an application, as fast as a copy in the memory of each worker), and fetch it from others.
 
 References
 ----------
@@ -53,27 +52,24 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import threading
 import uuid
-import weakref
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from dkrr.engine.cluster import memory_limit_of
 from dkrr.engine.machine import single_blas_thread
 from dkrr.errors import DamagedChunkError, DataError, NumericalError
 from dkrr.kernels.base import mirror
-from dkrr.linalg.blocks import Floats, Indices
 from dkrr.linalg.catalogue import gram_fields
-from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.cg import Preconditioner
+from dkrr.linalg.operators import Floats, Indices, RidgeOperator
 from dkrr.linalg.rpcholesky import block_size, grow
 from dkrr.linalg.solution import IterativeSettings
 from dkrr.linalg.workspace import Operand, Operands, Owners, Pass, Workspace, is_here, repaired
-from dkrr.store.chunks import ChunkArray, on_release
-from dkrr.store.files import local_root, place, remove_array
+from dkrr.store.chunks import ChunkArray
+from dkrr.store.files import place, remove_array
 from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import gemm_nt, potrf, syrk_tn, trsm_left, trsm_right
@@ -90,11 +86,6 @@ STRIP_ROWS = 1024
 # more distinct alphas than this are solved through one spectral decomposition, which costs as much as some 20 factors
 MAX_FACTORS = 3
 HELD_BYTES = 256 << 20
-# of the memory of a task on a worker, what may hold chunks of F that were fetched from a store that is no folder
-KEEP_FRACTION = 0.25
-_kept: dict[tuple[str, int, int], Any] = {}
-_lock = threading.Lock()
-on_release(_kept.clear)
 
 
 def row_chunks(n: int, rank: int) -> TileGrid:
@@ -141,17 +132,12 @@ def low_rank_fields(
     return fields
 
 
-def keep_bytes(num_bytes: int, memory_limit: int | None) -> int:
-    """What a worker may keep of an F of ``num_bytes`` that is fetched, where a task may use ``memory_limit``."""
-    return 0 if memory_limit is None else min(num_bytes, int(KEEP_FRACTION * memory_limit))
-
-
 @dataclass(frozen=True)
 class Panels:
     """The matrix, and the panels of F that are there; ``num_features`` is that of a pivot, 0 for a given matrix.
 
-    F does not change under its location, which is the key of everything that decides its bytes. Up to ``keep_bytes`` of
-    it are kept by a process once read, first come, first kept; another factor takes its place.
+    F does not change under its location, which is the key of everything that decides its bytes. ``held`` are the chunks
+    that a process keeps once read, None where it keeps none.
     """
 
     operator: RidgeOperator
@@ -159,7 +145,7 @@ class Panels:
     grid: TileGrid
     num_features: int
     arrays: tuple[ChunkArray, ...] = ()
-    keep_bytes: int = 0
+    held: dict[tuple[int, int], Any] | None = None
 
     @property
     def rank(self) -> int:
@@ -173,17 +159,11 @@ class Panels:
         return [slice(end - array.shape[1], end) for end, array in zip(ends, self.arrays, strict=True)]
 
     def read(self, p: int, c: int, *, verify: bool = True) -> Any:
-        """Row chunk c of panel p (rows, k), read-only and mapped where it is not kept: drop it soon."""
-        key = (self.location, p, c)
-        block = _kept.get(key) if self.keep_bytes else None
-        if block is None:
-            block = self.arrays[p].read((c, 0), verify=verify)[: self.grid.rows(c)]
-            with _lock:  # worker threads share what is kept
-                for other in [other for other in _kept if other[0] != self.location and self.keep_bytes]:
-                    del _kept[other]
-                if sum(item.nbytes for item in _kept.values()) + block.nbytes <= self.keep_bytes:
-                    _kept[key] = block = np.array(block)
-        return block
+        """Row chunk c of panel p (rows, k), read-only and mapped in a local folder: drop it soon."""
+        if self.held is not None and (p, c) in self.held:
+            return self.held[p, c]
+        block = self.arrays[p].read((c, 0), verify=verify)[: self.grid.rows(c)]
+        return block if self.held is None else self.held.setdefault((p, c), np.array(block))
 
     def next_panel(self, operands: Operands, c: int, out: Floats) -> None:
         """Row chunk c of the panel after these; m k kernel entries and m k (2 first + k) flops for m rows.
@@ -314,7 +294,7 @@ class ShiftedGram:
         return self._factors[shift]
 
 
-class LowRank:
+class LowRank(Preconditioner):
     """P_alpha = F F^T + alpha I, a preconditioner of conjugate gradients: builds F, or goes on with what is there.
 
     Parameters
@@ -364,14 +344,12 @@ class LowRank:
             self._small = ShiftedGram(self._gram())
         name = "Nystrom, uniform columns," if is_uniform else "randomly pivoted Cholesky"
         self.description = f"{name} of rank {self.panels.rank:,} ({self.trace[-1]:.1e} of the trace left)"
-        kept = 8 * operator.grid.n * self.panels.rank
-        # a small factor is held, and applied, here
-        self._applies = None if kept <= HELD_BYTES else workspace
-        if self._applies is not None:
-            is_mapped = local_root(location) is not None
-            kept = 0 if is_mapped else keep_bytes(kept, memory_limit_of(workspace.executor))
-        self.panels = replace(self.panels, keep_bytes=kept)
-        weakref.finalize(self, _kept.clear)
+        # a small factor is applied here, and stays in memory
+        is_small = 8 * operator.grid.n * self.panels.rank <= HELD_BYTES
+        self._applies, self.panels = (
+            None if is_small else workspace,
+            replace(self.panels, held={} if is_small else None),
+        )
 
     # --- how F is made ------------------------------------------------------------------------------------------------
 

@@ -66,10 +66,9 @@ from dkrr.engine.machine import single_blas_thread
 from dkrr.errors import DataError, NotPositiveDefiniteError, ParameterError
 from dkrr.kernels import Kernel
 from dkrr.kernels.features import FeatureMap, count_features, feature_map
-from dkrr.linalg.blocks import FloatMatrix, FloatVector, offset_of, ratio, row_blocks, target_alphas
 from dkrr.linalg.catalogue import FORMAT_VERSION, KERNEL_VERSION, key_of
 from dkrr.linalg.leave_one_out import MIN_SHARE, LeaveOneOut, loo_from_leverages
-from dkrr.linalg.operators import rows_of
+from dkrr.linalg.operators import FloatMatrix, FloatVector, offset_of, ratio, row_blocks, rows_of, target_alphas
 from dkrr.linalg.primal_passes import (
     MAX_STRIP_ROWS,
     DatasetRows,

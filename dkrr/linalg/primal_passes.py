@@ -42,10 +42,9 @@ from dkrr.errors import DamagedChunkError, DataError
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import mirror
 from dkrr.kernels.features import FeatureMap, not_finite
-from dkrr.linalg.blocks import Centring, FloatMatrix, FloatVector, centre_dataset, centre_targets
 from dkrr.linalg.catalogue import key_of
 from dkrr.linalg.leave_one_out import MIN_SHARE
-from dkrr.linalg.operators import Rows
+from dkrr.linalg.operators import Centring, FloatMatrix, FloatVector, Rows, centre_dataset, centre_targets
 from dkrr.linalg.workspace import ROW_MULTIPLE, Operands, Pass, RowRanges, Workspace
 from dkrr.tiles import TileGrid
 from dkrr.tiles.blas import buffer, gemm_nt, gemm_tn, syrk, syrk_tn, trsm_right

@@ -50,7 +50,7 @@ from dkrr.errors import ResidualError
 from dkrr.kernels import RBF, Chi2, Constant, Kernel, Laplacian, Matern, Product, Sum
 from dkrr.kernels.base import both_sides
 from dkrr.kernels.pairwise import Packed, compiled_form, pack, pack_rows, pack_sums, worth_compiling
-from dkrr.linalg.blocks import FloatMatrix, row_blocks
+from dkrr.linalg.operators import FloatMatrix, row_blocks
 from dkrr.tiles import MAX_TILE_SIZE, TileGrid
 from dkrr.tiles.blas import buffer
 

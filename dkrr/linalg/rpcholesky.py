@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.kernels import Kernel
-from dkrr.linalg.blocks import Floats, Indices
+from dkrr.linalg.operators import Floats, Indices
 from dkrr.tiles.blas import gemm_nt, trsm_right
 
 # A residual diagonal below this fraction of the diagonal is rounding: some thirty panels subtract eps of it each.

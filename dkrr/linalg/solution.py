@@ -37,8 +37,7 @@ class IterativeSettings:
     max_iter
         Passes over the kernel; None means 1,000.
     preconditioner
-        "rpcholesky" (randomly pivoted Cholesky), "nystrom" (uniform columns), "factor" (one of these rows that an
-        earlier fit left in the store, of another alpha), or "none".
+        "rpcholesky" (randomly pivoted Cholesky), "nystrom" (uniform columns), or "none".
     rank
         Columns of the preconditioner; "auto" takes what a memory and time budget allows.
     seed
@@ -49,7 +48,7 @@ class IterativeSettings:
 
     tol: float = 1e-8
     max_iter: int | None = None
-    preconditioner: Literal["rpcholesky", "nystrom", "factor", "none"] = "rpcholesky"
+    preconditioner: Literal["rpcholesky", "nystrom", "none"] = "rpcholesky"
     rank: int | Literal["auto"] = "auto"
     seed: int = 0
     allow_unconverged: bool = False

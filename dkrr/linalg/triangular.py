@@ -55,7 +55,7 @@ import numpy as np
 
 from dkrr.engine.tasks import Executor, Key, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, MemoryBudgetError, NumericalError
-from dkrr.linalg.blocks import MAX_BLOCK_COLUMNS, BlockColumns, FloatVector
+from dkrr.linalg.operators import MAX_BLOCK_COLUMNS, BlockColumns, FloatVector
 from dkrr.linalg.workspace import BASELINE_BYTES, INVERSE_DIAGONAL, Owners, repaired
 from dkrr.store.chunks import FloatArray
 from dkrr.store.files import place, remove_array

@@ -47,7 +47,7 @@ from dkrr.errors import (
     StoreError,
 )
 from dkrr.kernels import Kernel
-from dkrr.linalg.blocks import FloatMatrix
+from dkrr.linalg.operators import FloatMatrix
 from dkrr.linalg.solution import Foreseen
 from dkrr.store.chunks import ChunkArray
 from dkrr.store.files import delete_key, place, read_json, remove_array, storage_errors, write_json
@@ -84,48 +84,41 @@ class ResidualTrace:
         Relative residual that was aimed at.
     alpha
         The ridges, each of them once.
+    points
+        Iterations, and the residuals (t,) after them.
     """
 
     name: str
     tol: float
     alpha: list[float]
-    iterations: list[int] = field(default_factory=list)
-    relative: list[list[float]] = field(default_factory=list)
-    num_targets: int = 0
+    points: list[tuple[int, NDArray[np.float64]]] = field(default_factory=list)
     is_over: bool = False
 
     def add(self, iteration: int, relative: NDArray[np.float64]) -> None:
         """The residuals (t,) after an iteration."""
-        values = np.asarray(relative, dtype=np.float64)
-        self.num_targets = len(values)
-        if self.num_targets > MOST_TARGETS:
-            values = np.array([values.max(), np.median(values), values.min()])
-        self.iterations.append(iteration)
-        self.relative.append(values.tolist())
+        self.points.append((iteration, relative))
 
     def replace(self, history: Sequence[NDArray[np.float64]]) -> None:
         """The whole history, from before the first iteration on, also of one that was resumed."""
-        self.iterations, self.relative = [], []
-        for iteration, relative in enumerate(history):
-            self.add(iteration, relative)
-        self.is_over = True
+        self.points, self.is_over = list(enumerate(history)), True
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: at most 500 points, evenly spaced but for the last one."""
-        names = [f"target {k}" for k in range(self.num_targets)]
-        if self.num_targets > MOST_TARGETS:
-            names = ["largest", "median", "smallest"]
-        last = len(self.iterations) - 1
-        kept = [*range(0, last, -(-last // (MOST_POINTS - 1)) or 1), last] if last >= 0 else []
+        last, t = len(self.points) - 1, len(self.points[-1][1]) if self.points else 0
+        kept = [self.points[k] for k in (*range(0, last, -(-last // (MOST_POINTS - 1)) or 1), last) if k >= 0]
+        is_few = t <= MOST_TARGETS
         return {
             "name": self.name,
             "tol": self.tol,
             "alpha": self.alpha[:MOST_TARGETS],
-            "num_targets": self.num_targets,
+            "num_targets": t,
             "is_over": self.is_over,
-            "iterations": [self.iterations[k] for k in kept],
-            "curves": names,
-            "relative_residual": [self.relative[k] for k in kept],
+            "iterations": [iteration for iteration, _ in kept],
+            "curves": [f"target {k}" for k in range(t)] if is_few else ["largest", "median", "smallest"],
+            "relative_residual": [
+                each.tolist() if is_few else [float(each.max()), float(np.median(each)), float(each.min())]
+                for _, each in kept
+            ],
         }
 
 

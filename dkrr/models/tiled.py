@@ -54,13 +54,12 @@ from dkrr.fit.prices import priced_way, tiles_bytes
 from dkrr.fit.rates import measure_machine
 from dkrr.fit.trial import sample_trial
 from dkrr.kernels import Kernel
-from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.dense import dense_diagonals
 from dkrr.linalg.direct import CholeskyFactor
 from dkrr.linalg.leave_one_out import LeaveOneOut, loo_from_diagonal, target_scale, unscaled
 from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.nystrom import fit_nystrom, nystrom_leave_one_out
-from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.operators import BlockColumns, RidgeOperator
 from dkrr.linalg.primal import PrimalResult, array_source, fit_primal, primal_leave_one_out, stored_source
 from dkrr.linalg.products import ArrayRows
 from dkrr.linalg.solution import NystromSettings
@@ -69,13 +68,13 @@ from dkrr.linalg.workspace import Workspace, choose_gram
 from dkrr.models.model import Model
 from dkrr.models.uncertainty import OTHER_SOLVERS
 from dkrr.models.validation import check_alpha, check_target_sizes
-from dkrr.store.files import at_present, full_disk, is_url, place, remove_array
+from dkrr.store.files import at_present, full_disk, place, remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 
 logger = logging.getLogger("dkrr.tiled")
 
 # what of a candidate's disk is checked here: the rest is small
-MATRICES = ("factor", "gram", "preconditioner", "centres", "sums", "strips")
+MATRICES = ("factor", "gram", "preconditioner", "centres", "sums")
 
 
 def check_unchanged(model: Model, dataset: Dataset, digest: str = "") -> None:
@@ -370,7 +369,6 @@ class Training:
             memory_bytes=memory_limit_of(executor),
             driver_bytes=free_memory_bytes(),
             disk_bytes=free_bytes(workspace.store),
-            fetches=is_url(str(workspace.store)),
         )
         if kernel is None:  # what costs most, the matrix, is there already: nothing is measured
             choice = small_choice(problem, choice if choice.solver != "auto" else replace(choice, solver="cholesky"))

@@ -28,9 +28,3 @@ def normalised(A: np.ndarray, B: np.ndarray) -> np.ndarray:
 
 def wrong_shape(A: np.ndarray, B: np.ndarray) -> np.ndarray:
     return np.zeros((len(B), len(A), 1))
-
-
-class Holder:
-    @staticmethod
-    def kernel(A: np.ndarray, B: np.ndarray) -> np.ndarray:
-        return A @ B.T

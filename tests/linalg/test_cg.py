@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dkrr.errors import ConvergenceError, DataError, NotPositiveDefiniteError, PreconditionerError
-from dkrr.linalg.cg import Identity, conjugate_gradients
+from dkrr.linalg.cg import Preconditioner, conjugate_gradients
 from dkrr.linalg.solution import IterativeSettings
 
 ALPHA = np.array([1e-2, 1.0, 0.1, 10.0, 0.3])
@@ -31,7 +31,7 @@ class System:
     def solve(self, alpha: np.ndarray = ALPHA, precondition: Any = None, multiply: Any = None, **options: Any) -> Any:
         names = ("tol", "max_iter", "allow_unconverged")
         settings = IterativeSettings(**{name: options.pop(name) for name in names if name in options})
-        precondition, multiply = precondition or Identity(), multiply or self.multiply
+        precondition, multiply = precondition or Preconditioner(), multiply or self.multiply
         return conjugate_gradients(multiply, self.rhs, alpha, precondition, settings, **options)
 
     def residual(self, x: np.ndarray, alpha: np.ndarray = ALPHA) -> np.ndarray:

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr.engine.tasks import InProcessExecutor, Node
+from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import NotPositiveDefiniteError
-from dkrr.linalg import direct as schedule
-from dkrr.linalg.cholesky import Split, num_first_terms
-from dkrr.linalg.direct import NewRows, cholesky_nodes, factorise
+from dkrr.linalg.cholesky import Split
+from dkrr.linalg.direct import cholesky_nodes, factorise
 from dkrr.tiles import TileGrid, TileMatrix
 from tests.faults import chunk_files, flip, truncate
 from tests.linalg.helpers import assembled, dense, factor_of, operator, rows, snapshot
@@ -50,20 +49,6 @@ def test_the_failing_row_is_named_also_at_tile_borders(tmp_path: Path, row: int)
     assert error.row == row
     assert error.pivot == pytest.approx(schur, rel=1e-8)
     factor_of(given.with_alpha(error.suggested_alpha), tmp_path / "again.zarr")
-
-
-def test_resume_computes_only_what_is_missing_and_gives_the_same_bytes(tmp_path: Path) -> None:
-    dataset = rows(tmp_path)
-    system = operator(dataset)
-    factor = factor_of(system, tmp_path / "L.zarr")
-    before = snapshot(tmp_path / "L.zarr")
-    # a hole in the middle of a row whose later tile is kept
-    factor.delete(3, 1)
-    factor.delete(2, 2)
-    assert factorise(system, factor, InProcessExecutor()).num_computed == 2
-    after = snapshot(tmp_path / "L.zarr")
-    assert {key for key in after if after[key] != before[key]} == {"c/3/1", "c/2/2"}
-    assert all(after[key][0] == before[key][0] for key in after)
 
 
 class Workers(InProcessExecutor):
@@ -117,25 +102,14 @@ def test_what_an_attempt_left_is_used_unless_it_is_damaged_or_of_another_split(
     assert not (tmp_path / "L-sums.zarr").exists()
 
 
-def waits_for_what_it_reads(nodes: list[Node], num_first: Callable[[int], int]) -> None:
+@pytest.mark.parametrize("split", [Split(), Split(num_columns=3, num_last=4), Split(num_columns=40), Split(new_from=5)])
+@pytest.mark.parametrize("num_finished", [0, 20, 54])
+def test_tasks_wait_for_what_they_read(split: Split, num_finished: int) -> None:
     """Every task comes behind all tiles that it reads, by way of its dependencies."""
-    reached: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
-    for node in nodes:
+    grid, reached = TileGrid(78, 10), dict[tuple[int, ...], set[tuple[int, ...]]]()
+    for node in cholesky_nodes(grid, split, num_finished):
         reached[node.key] = set(node.dependencies).union(*(reached[key] for key in node.dependencies))
         i, j, *part = node.key
-        last = num_first(j) if len(part) == 1 else j
-        rows = {i, j} if not part or i == j else {j}  # a strip reads strips of its own row block
-        needed = {(row, k) for k in range(last) for row in rows} | ({(j, j)} if i != j and len(part) != 1 else set())
+        terms = split.num_first(grid, i, j) if part else j
+        needed = {(row, k) for k in range(terms) for row in (i, j)} | ({(j, j)} if i != j and not part else set())
         assert needed <= reached[node.key], node
-
-
-@pytest.mark.parametrize("split", [Split(), Split(num_columns=3, num_last=4), Split(num_columns=40)])
-@pytest.mark.parametrize("num_finished", [0, 20, 41])
-def test_tasks_wait_for_what_they_read(split: Split, num_finished: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "MIN_STRIP_ROWS", 2)
-    grid = TileGrid(78, 10)
-    first = {i: max(0, num_finished - 10 * i) for i in range(num_finished // 10, 8)}
-    new = NewRows.of(grid, num_finished, first, num_threads=4)
-    assert not num_finished or max(map(len, new.strips.values())) == 2
-    terms = num_first_terms if num_finished else lambda j: split.first_rest(grid, j)
-    waits_for_what_it_reads(cholesky_nodes(grid, Split() if num_finished else split, new), terms)

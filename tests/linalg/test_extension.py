@@ -17,7 +17,6 @@ from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import MemoryBudgetError, NotPositiveDefiniteError
 from dkrr.fit.fitting import FitResult, FitSettings, fit_rows
 from dkrr.kernels import make_kernel
-from dkrr.linalg import direct as schedule
 from dkrr.linalg.solution import IterativeSettings
 from dkrr.linalg.workspace import Workspace
 from dkrr.tiles import TileMatrix
@@ -35,11 +34,6 @@ class Workers(InProcessExecutor):
 
     def __init__(self, num_threads: int = 1) -> None:
         self.num_threads = num_threads
-
-
-@pytest.fixture(autouse=True)
-def _narrow_strips(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "MIN_STRIP_ROWS", 3)
 
 
 def data(path: Path, ends: list[int], t: int = 1, weights: bool = False, x: Any = X) -> Dataset:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from dkrr.dataset import Dataset, ingest
-from dkrr.engine.tasks import InProcessExecutor, Node
-from dkrr.errors import DamagedChunkError, DataError, NotPositiveDefiniteError, ParameterError, PlanRefusedError
+from dkrr.engine.tasks import InProcessExecutor
+from dkrr.errors import DamagedChunkError, DataError, NotPositiveDefiniteError, ParameterError
 from dkrr.kernels import make_kernel
 from dkrr.kernels.features import feature_map
 from dkrr.linalg.primal import (
@@ -58,22 +58,6 @@ def exact(f: np.ndarray, y: np.ndarray, alpha: Any, weight: Any, intercept: bool
         columns.append(np.linalg.lstsq(left, right, rcond=None)[0])
     coef = np.stack(columns, axis=1)
     return coef, y_mean - mean @ coef
-
-
-class CountingExecutor(InProcessExecutor):
-    """Counts the tasks that computed something; may stop before a task."""
-
-    def __init__(self, stop_before: int | None = None) -> None:
-        self.computed: dict[str, int] = {}
-        self.stop_before = stop_before
-
-    def run(self, phase: str, function: Any, payload: Any, nodes: Sequence[Node], progress: Any = None) -> Any:
-        cut = nodes if self.stop_before is None else nodes[: self.stop_before]
-        summary = super().run(phase, function, payload, cut, progress)
-        self.computed[phase] = self.computed.get(phase, 0) + summary.num_computed
-        if self.stop_before is not None:
-            raise KeyboardInterrupt
-        return summary
 
 
 def fitted(
@@ -136,28 +120,10 @@ def test_panels_and_ranges_change_nothing_but_rounding(
     whole = fit_primal_arrays(x, y, kernel, [0.1], weight=weight, fit_intercept=True)
     monkeypatch.setattr("dkrr.linalg.primal_passes.PANEL", 4)
     dataset = ingest(x, tmp_path / "rows.zarr", y=y, sample_weight=weight)
-    executor = CountingExecutor()
-    tiled = fitted(dataset, kernel, 0.1, tmp_path, executor, fit_intercept=True)
-    side = -(-whole.features.num_features // 4)
-    assert executor.computed["primal sums"] % (side * (side + 1) // 2) == 0
+    tiled = fitted(dataset, kernel, 0.1, tmp_path, fit_intercept=True)
     np.testing.assert_allclose(tiled.coef, whole.coef, rtol=0, atol=1e-12 * np.abs(whole.coef).max())
     assert ", 0 corrections" in tiled.solution.message  # which would hide that the sums are wrong
     assert not list((tmp_path / "store/solves").glob("*"))
-
-
-def test_an_interrupted_fit_goes_on_with_its_sums(tmp_path: Path, many_ranges: None) -> None:
-    x, y, _ = data(n=4096)
-    dataset = ingest(x, tmp_path / "rows.zarr", y=y, rows_per_chunk=1024)
-    kernel = kernel_of("poly 2", 4)
-    first = CountingExecutor(stop_before=3)
-    with pytest.raises(KeyboardInterrupt):
-        fitted(dataset, kernel, 0.1, tmp_path, first)
-    second = CountingExecutor()
-    found = fitted(dataset, kernel, 0.7, tmp_path, second)  # the sums have no alpha
-    assert first.computed["primal sums"] == 3
-    assert second.computed["primal sums"] == 1
-    undisturbed = fitted(dataset, kernel, 0.7, tmp_path / "other")
-    np.testing.assert_array_equal(found.coef, undisturbed.coef)
 
 
 @pytest.mark.parametrize("part", ["X", "y", "weight"])
@@ -204,12 +170,6 @@ def test_what_cannot_be_done_is_refused_in_memory_and_on_disk(
         fit_primal_arrays(x, Y, made, np.atleast_1d(alpha), weight=weight)
     with pytest.raises(error, match=message):
         fitted(dataset, made, alpha, tmp_path)
-
-
-def test_workers_that_are_too_small_are_refused_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dkrr.linalg.workspace.memory_limit_of", lambda executor: 100 << 20)
-    with pytest.raises(PlanRefusedError, match="4 features takes"):
-        fitted(ingest(X, tmp_path / "rows.zarr", y=Y), kernel_of("linear", 4), 1.0, tmp_path)
 
 
 ALPHAS = [0.5, 2.0]

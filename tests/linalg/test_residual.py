@@ -11,8 +11,8 @@ import pytest
 from dkrr.dataset import ingest
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.kernels import make_kernel
-from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.matmul import residual_norms, sampled_row_sums
+from dkrr.linalg.operators import BlockColumns
 from dkrr.linalg.workspace import Workspace
 from tests.linalg.helpers import dense, gram_of, operator, rows
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +12,13 @@ import pytest
 
 from dkrr.engine.cluster import start_local
 from dkrr.engine.tasks import Executor, InProcessExecutor
-from dkrr.errors import DamagedChunkError, MemoryBudgetError, NumericalError
-from dkrr.linalg.blocks import BlockColumns
+from dkrr.errors import DamagedChunkError, NumericalError
 from dkrr.linalg.direct import CholeskyFactor
+from dkrr.linalg.operators import BlockColumns
 from dkrr.linalg.triangular import inverse_diagonal, panel_bytes, substitute
 from dkrr.linalg.workspace import Workspace
 from dkrr.tiles import TileGrid, TileMatrix
-from tests.faults import Spoiling, chunk_files, delete, failing_at, flip
+from tests.faults import Spoiling, chunk_files, delete, flip
 from tests.linalg.helpers import assembled, dense, operator, rows, snapshot
 
 N, TILE = 310, 48  # seven tiles a side, the last one ragged
@@ -78,27 +77,6 @@ def test_neither_steps_nor_workers_change_a_bit(num_columns: int, executors: lis
         found.append(blocks[2].whole())
         assert not list(folder.rglob("*-sums-*")), "sums stay behind"
     assert all(np.array_equal(u, found[0]) for u in found[1:])
-
-
-class Stopping(InProcessExecutor):
-    """Stops before task 25."""
-
-    def run(self, phase: str, function: Any, payload: Any, nodes: Any, progress: Any = None) -> Any:
-        super().run(phase, function, payload, nodes[:25], progress)
-        raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("num_steps", [4, 7])
-def test_an_interrupted_sweep_goes_on_where_it_stopped(num_steps: int, tmp_path: Path) -> None:
-    factor = lower_of(tmp_path)
-    blocks = blocks_of(tmp_path, factor, 2)
-    with pytest.raises(KeyboardInterrupt):
-        substitute("solve", factor, blocks, Stopping(), num_steps=7)
-    before = {path: path.stat().st_mtime_ns for path in chunk_files(tmp_path / "z")}
-    assert len(before) > 3
-    substitute("solve", factor, blocks, InProcessExecutor(), num_steps=num_steps)
-    check(factor, blocks)
-    assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
 @pytest.mark.parametrize("damage", [delete, flip])
@@ -188,14 +166,3 @@ def test_what_is_not_finite_is_blamed_on_its_tile_or_refused(tmp_path: Path) -> 
         delete(path)
     with pytest.raises(NumericalError, match="not finite and positive in rows 0 to 64"):
         inverse_diagonal(factor)
-
-
-@pytest.mark.parametrize("site", ["compute.inverse.panel:@3:eio", "written*/c/*:@3:memoryerror"])
-def test_an_interrupted_computation_goes_on(tmp_path: Path, site: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dkrr.engine.tasks.time.sleep", lambda seconds: None)
-    factor, expected = factored(tmp_path)
-    with failing_at(site), contextlib.suppress(MemoryBudgetError):
-        inverse_diagonal(factor)
-    found, count = again(factor)
-    np.testing.assert_allclose(found, expected, rtol=1e-11)
-    assert count == (1 if "written" in site else 0)  # of four panels

@@ -11,7 +11,7 @@ import pytest
 
 from dkrr.jobs.inspection import describe, verify
 from dkrr.linalg.catalogue import factor_fields, gram_fields, key_of
-from dkrr.linalg.gram import factor_sample_agrees, gram_samples_agree, verify_factor, verify_gram
+from dkrr.linalg.gram import factor_sample_agrees, gram_samples_agree, verify_tiles
 from dkrr.linalg.products import ArrayRows
 from dkrr.linalg.solution import Solution
 from dkrr.models.model import Model
@@ -53,15 +53,15 @@ def test_every_exchange_of_two_tiles_is_found(tmp_path: Path, kind: str, option:
 def test_of_a_row_of_wrong_tiles_the_first_is_named(tmp_path: Path) -> None:
     system = operator(rows(tmp_path, n=6 * 64))
     factor, gram = factor_of(system, tmp_path / "L"), gram_of(system, tmp_path / "K")
-    assert verify_factor(factor, system) == []
-    assert verify_gram(gram, system) == []
+    assert verify_tiles(factor, system, is_factor=True) == []
+    assert verify_tiles(gram, system, is_factor=False) == []
     for name in ("L", "K"):
         swap(tmp_path / name / "c/3/1", tmp_path / name / "c/5/2")
-    problems = verify_factor(factor, system)
+    problems = verify_tiles(factor, system, is_factor=True)
     named = [problem.split(" passes its checksum and is wrong")[0] for problem in problems]
     assert named == ["tile (3, 1)", "tile (5, 2)"]
-    assert verify_factor(factor) == []  # nothing to compare with
-    problems = verify_gram(gram, system)
+    assert verify_tiles(factor, is_factor=True) == []  # nothing to compare with
+    problems = verify_tiles(gram, system, is_factor=False)
     assert problems == [
         f"tile {tile} passes its checksum and holds other entries than its rows give" for tile in ("(3, 1)", "(5, 2)")
     ]

@@ -11,7 +11,6 @@ from dkrr.tiles.blas import (
     gemm_nt,
     gemm_tn,
     is_finite,
-    leading_minor_pivot,
     potrf,
     syrk,
     syrk_tn,
@@ -86,21 +85,6 @@ def test_factor_and_substitutions(n: int, dtype: str) -> None:
         x = trsm_left(lower, b, transposed=transposed, few=few)
         residual = np.linalg.norm(matrix @ x - b, 1)
         assert residual / (np.linalg.norm(matrix, 1) * np.linalg.norm(x, 1) * eps) < 30 * n
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("row", [0, 31, 63])
-def test_the_failing_row_and_its_pivot(row: int, dtype: str) -> None:
-    a = positive_definite(64, dtype)
-    a[row, row] = -2.0
-    copy = a.copy()
-    info = potrf(copy)
-    assert info == row + 1
-    minor = a[:row, :row].astype("float64")
-    schur = a[row, row] - (a[row, :row] @ np.linalg.solve(minor, a[:row, row]) if row else 0.0)
-    order, pivot = leading_minor_pivot(a, info)
-    assert order == info
-    assert pivot == pytest.approx(schur, rel=1e-3 if dtype == "float32" else 1e-8)
 
 
 def test_finite_is_about_entries_and_not_about_their_sum() -> None:
