@@ -262,6 +262,8 @@ def _tables(predictions: Predictions, is_text: bool) -> Iterator[Any]:
     import pyarrow as pa
 
     source, m, classes = predictions.source, predictions.num_rows, np.array(predictions.classes)
+    if classes.tolist() != list(predictions.classes):  # no type of numbers holds all of them: 2^53 + 1 and 0.5
+        classes = np.array([str(label) for label in predictions.classes])
     lengths = [min(BLOCK_ROWS, m - start) for start in range(0, m, BLOCK_ROWS)]
     kept = {}
     if source is not None:

@@ -364,7 +364,7 @@ class _Fit:
                 rest = self._misfit(system, targets, found)
                 settings = replace(self.iterative, tol=REFINEMENT, allow_unconverged=True)
                 rest = system.to_coordinates(rest) - system.penalty(found)
-                more = conjugate_gradients(system.product, rest, np.zeros(len(targets)), Identity(), settings)
+                more = conjugate_gradients(system.product, rest, np.zeros(len(targets)), Preconditioner(), settings)
                 found = found + system.to_coefficients(more.x)
                 iterations += more.num_iterations
             coefficients[:, targets], converged[targets] = found, result.converged

@@ -491,6 +491,20 @@ def test_numbers_of_columns_of_classes_are_those_of_the_labels(
     assert result.exit_code == (0 if is_taken else 2), result.output
 
 
+@pytest.mark.parametrize(
+    "labels", [("9007199254740993", "0.5", "9007199254740992"), ("18446744073709551615", "-1", "18446744073709551614")]
+)
+def test_predicted_labels_are_those_of_the_file(labels: tuple[str, ...], tmp_path: Path) -> None:
+    frame = TREES[["a", "b"]].assign(kind=TREES["kind"].map(dict(zip(sorted(set(TREES["kind"])), labels, strict=True))))
+    rows, model, found = csv(frame, tmp_path / "rows.csv"), tmp_path / "model.zarr", tmp_path / "found.csv"
+    data = dkrr.ingest(rows, tmp_path / "rows.zarr", target="kind", one_hot=True)
+    dkrr.KernelRidge(kernel="rbf", gamma=10.0, alpha=1e-6).fit(data).save(model)
+    result = run("predict", model, rows, "-o", found, "--keep", "kind")
+    assert result.exit_code == 0, result.output
+    table = pd.read_csv(found, dtype=str)
+    assert (table["kind"] == table["kind_predicted"]).all()
+
+
 @pytest.mark.parametrize("mask", ["m", 0])
 def test_the_column_of_a_mask_is_no_feature(mask: str | int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_process(monkeypatch)
