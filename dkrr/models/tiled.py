@@ -49,7 +49,7 @@ from dkrr.fit.inputs import (
     rows_on_disk,
     source_table,
 )
-from dkrr.fit.plan import Decision, decide, find_continued
+from dkrr.fit.plan import Decision, decide
 from dkrr.fit.prices import priced_way, tiles_bytes
 from dkrr.fit.rates import measure_machine
 from dkrr.fit.trial import sample_trial
@@ -63,7 +63,6 @@ from dkrr.linalg.nystrom import fit_nystrom, nystrom_leave_one_out
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.primal import PrimalResult, array_source, fit_primal, primal_leave_one_out, stored_source
 from dkrr.linalg.products import ArrayRows
-from dkrr.linalg.solution import NystromSettings
 from dkrr.linalg.triangular import forget_inverse_diagonal, inverse_diagonal, inverse_room
 from dkrr.linalg.workspace import Workspace, choose_gram
 from dkrr.models.model import Model
@@ -133,15 +132,13 @@ class Solved:
 @contextmanager
 def solve_rows(
     dataset: Dataset,
-    settings: FitSettings,
+    decision: Decision,
     workspace: Workspace,
     *,
-    solver: str = "",
-    nystrom: NystromSettings | None = None,
+    settings: FitSettings | None = None,
     given: TileMatrix | None = None,
     source_digest: str = "",
     start: Floats | None = None,
-    ways: Decision | None = None,
 ) -> Iterator[Solved]:
     """The fit of the rows of a data set by the way that was chosen, whichever it is; a context manager.
 
@@ -149,11 +146,13 @@ def solve_rows(
 
     Parameters
     ----------
-    solver
-        "primal" and "nystrom" have no tiles; else ``settings`` say how it is solved.
-    nystrom
-        Centres, for "nystrom".
+    decision
+        The way that was chosen, and what may follow where it leads to no answer.
+    settings
+        Others than those of the decision, which nothing may follow.
     """
+    solver, ways = decision.chosen.solver, decision if given is None and settings is None else None
+    settings = settings or decision.settings()
     kernel, alpha, intercept = settings.kernel, settings.alpha, settings.fit_intercept
     if solver == "primal":
         primal = fit_primal(dataset, kernel, alpha, workspace, fit_intercept=intercept)
@@ -164,7 +163,7 @@ def solve_rows(
         )
         return
     if solver == "nystrom":
-        nystrom = nystrom or NystromSettings()
+        nystrom = decision.choice.nystrom(usable_rows(dataset))
         iterative, precision = settings.iterative, settings.precision
         found = fit_nystrom(
             dataset, kernel, alpha, nystrom, iterative, workspace, precision=precision, fit_intercept=intercept
@@ -378,9 +377,6 @@ class Training:
             precision = "float32" if choice.precision in ("float32", "mixed") else "float64"
             n, d = problem.num_rows, problem.num_features
             tile_size = resolve_tile_size(tile_size, n, d, precision, limits.memory_bytes)
-        continued = find_continued(workspace.store, dataset, problem, choice, limits, tile_size=tile_size)
-        if continued is not None:
-            logger.info("%s", continued.sentence(None))
         return decide(
             problem,
             choice,
@@ -394,7 +390,7 @@ class Training:
                 where="in process" if isinstance(executor, InProcessExecutor) else "client",
             ),
             trial=lambda seconds: None if kernel is None else sample_trial(dataset, kernel, seconds, seed=choice.seed),
-            continued=continued,
+            rows=(workspace.store, dataset),
         )
 
     def _model(
@@ -408,21 +404,13 @@ class Training:
         settings: FitSettings | None = None,
     ) -> Model:
         """The model of the way that was chosen; by ``settings``, which nothing may follow, where they are given."""
-        start, solver = self.start, decision.chosen.solver
+        start = self.start
         if start is not None:
             start = np.asarray(start, dtype=np.float64).reshape(len(start), -1)
             # not of other targets, nor of more rows than there are now
             start = start if len(start) <= dataset.num_rows and start.shape[1] == dataset.num_targets else None
         fit = solve_rows(
-            dataset,
-            settings or decision.settings(),
-            workspace,
-            solver=solver,
-            nystrom=self.choice.nystrom(usable_rows(dataset)) if solver == "nystrom" else None,
-            given=given,
-            source_digest=source_digest,
-            start=start,
-            ways=decision if given is None and settings is None else None,
+            dataset, decision, workspace, settings=settings, given=given, source_digest=source_digest, start=start
         )
         with single_blas_thread(), fit as solved:
             solved.parts["dual_coef"] = ArrayRows(solved.parts["dual_coef"].read(0, solved.parts["dual_coef"].num_rows))
