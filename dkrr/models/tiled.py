@@ -39,12 +39,12 @@ from dkrr.fit.choices import FitSettings, Limits, Problem, SolverChoice, small_c
 from dkrr.fit.fitting import FitResult, fit_rows, residual_norm, ridge_operator, stored_gram
 from dkrr.fit.inputs import (
     TemporaryStore,
-    check_disk,
     find_executor,
     free_bytes,
     given_rows,
     given_tiles,
     nothing_new,
+    present_bytes,
     resolve_tile_size,
     rows_on_disk,
     source_table,
@@ -68,8 +68,8 @@ from dkrr.linalg.workspace import Workspace, choose_gram
 from dkrr.models.model import Model
 from dkrr.models.uncertainty import OTHER_SOLVERS
 from dkrr.models.validation import check_alpha, check_target_sizes
-from dkrr.store.files import at_present, full_disk, is_url, place, remove_array
-from dkrr.tiles import TileGrid, TileMatrix
+from dkrr.store.files import at_present, check_space, full_disk, is_url, place, remove_array
+from dkrr.tiles import TileMatrix
 
 logger = logging.getLogger("dkrr.tiled")
 
@@ -356,7 +356,7 @@ class Training:
                 "alpha": [*problem.alpha, None],
             }
             needed = sum(chosen.disk_bytes.get(name, 0) for name in MATRICES)
-            check_disk(root, needed, TileGrid(dataset.num_rows, chosen.tile_size), known)
+            check_space(root, max(0, needed - present_bytes(root, known | {"tile_size": [chosen.tile_size]})))
             with self.matrix(root, chosen.tile_size) as (given, digest):
                 model = self._model(dataset, decision, workspace, given=given, source_digest=digest)
                 return model, None if self.is_given else dataset.X
@@ -571,9 +571,9 @@ def factor_settings(
     b = resolve_tile_size(tile_size, n, d, "float64", memory_limit_of(workspace.executor))
     gram = choose_gram(model.kernel, num_alphas)
     logger.info("%s needs a float64 factor of %s rows, which this fit has not", what, f"{n:,}")
-    known: dict[str, list[Any]] = {"rows_digest": [dataset.digest], "alpha": [*settings.alpha, None]}
+    known: dict[str, list[Any]] = {"rows_digest": [dataset.digest], "alpha": [*settings.alpha, None], "tile_size": [b]}
     needed = tiles_bytes(n, b, "float64") * (num_alphas + (gram == "stored"))
-    check_disk(workspace.store, needed, TileGrid(n, b), known)
+    check_space(workspace.store, max(0, needed - present_bytes(workspace.store, known)))
     return replace(settings, tile_size=b, gram=gram, solver="cholesky", precision="float64")
 
 
