@@ -86,12 +86,3 @@ def test_a_stored_factor_is_used_and_its_result_kept(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.residuals, first.residuals)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("factors/**/c/*/*")} == before
     assert not list(tmp_path.glob("scratch/*"))
-
-
-def test_rows_from_disk_on_workers(cluster_client: Any, tmp_path: Path) -> None:
-    x, y, _ = data(False, 130)
-    dataset = dkrr.ingest(x, tmp_path / "data.zarr", y=y[:, 0])
-    parameters: dict[str, Any] = {"alpha": 0.3, "fit_intercept": True, **KERNEL}
-    found = dkrr.KernelRidge(store=tmp_path / "store", tile_size=64, **parameters).fit(dataset).leave_one_out()
-    expected = dkrr.KernelRidge(**parameters).fit(x, y[:, 0]).leave_one_out()
-    np.testing.assert_allclose(found.residuals, expected.residuals, rtol=1e-9, atol=1e-9)

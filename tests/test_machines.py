@@ -180,16 +180,6 @@ def test_the_model_holds_support_rows_only_and_is_saved_whole(name: str, tmp_pat
         saved.predict_std(Z)
 
 
-def test_precomputed() -> None:
-    gram, new = rbf_kernel(X, gamma=1 / 3), rbf_kernel(Z, X, gamma=1 / 3)
-    for name, estimator in ALL.items():
-        given = clone(estimator).set_params(kernel="precomputed").fit(gram, targets(name), WEIGHT)
-        expected = clone(estimator).fit(X, targets(name), WEIGHT)
-        np.testing.assert_allclose(values(given, new), values(expected), **CLOSE)
-        assert given.support_vectors_.shape == (0, 0)
-        assert given.n_features_in_ == N
-
-
 def test_dask_in_lazy_dask_out() -> None:
     lazy = da.from_array(Z, chunks=(5, 2))
     some = lazy[da.from_array(Z[:, 0] > 0, chunks=5)]  # chunks of unknown size

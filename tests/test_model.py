@@ -18,7 +18,6 @@ import dkrr.models.model
 from dkrr import KernelRidge, Model, load_model
 from dkrr.dataset import Scaling
 from dkrr.errors import DamagedChunkError, DataError, StoreError
-from dkrr.linalg.products import ArrayRows
 from dkrr.store.documents import write_manifest
 from tests.reference import reference_kernel
 
@@ -68,18 +67,6 @@ def test_a_round_trip_keeps_everything(tmp_path: Path) -> None:
     assert loaded.location == str(tmp_path / "model.zarr")
     np.testing.assert_allclose(loaded.predict(Z), expected, rtol=1e-12)
     assert np.array_equal(loaded.predict(Z), model.predict(Z))
-
-
-@pytest.mark.parametrize("block_rows", [1, 7, 32, 33, 34])
-def test_blocks_and_places_of_rows_do_not_matter(block_rows: int, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = load_model(path).predict(Z)
-    monkeypatch.setattr(dkrr.models.model, "BLOCK_ROWS", block_rows)
-    monkeypatch.setattr(dkrr.models.model, "IN_MEMORY_BYTES", 0)
-    model = load_model(path)
-    assert not isinstance(model.x_fit, ArrayRows)
-    np.testing.assert_allclose(model.predict(Z), expected, rtol=1e-12, atol=1e-14)
-    lazy = model.predict(da.from_array(Z, chunks=(10, 3)))
-    np.testing.assert_allclose(lazy.compute(scheduler="synchronous"), expected, rtol=1e-12, atol=1e-14)
 
 
 BAD_ROWS: dict[str, tuple[Any, str]] = {

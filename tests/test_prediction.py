@@ -14,8 +14,8 @@ from dkrr import KernelRidge, Model, ingest, load_model
 from dkrr.dataset import Dataset
 from dkrr.engine.cluster import checked_executor
 from dkrr.engine.tasks import InProcessExecutor
-from dkrr.errors import DataError, StoreError, StoreMismatchError
-from dkrr.models.prediction import predict_dataset, predict_variance, score_dataset
+from dkrr.errors import DataError, StoreError
+from dkrr.models.prediction import predict_dataset, score_dataset
 from tests.faults import failing_at
 
 RNG = np.random.default_rng(2)
@@ -60,10 +60,9 @@ def test_a_block_that_is_lost_or_damaged_alone_is_computed_again(
     phase: Any, model: Model, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dkrr.models.prediction, "TASKS_PER_THREAD", 5)
-    function = predict_dataset if phase == "predict" else predict_variance
 
     def run() -> tuple[Any, int]:
-        result, summary = function(model, dataset, str(tmp_path / "out"), InProcessExecutor())
+        result, summary = predict_dataset(model, dataset, str(tmp_path / "out"), InProcessExecutor(), phase=phase)
         return result, summary.num_computed
 
     result, count = run()
@@ -79,17 +78,7 @@ def test_a_block_that_is_lost_or_damaged_alone_is_computed_again(
     assert {path for path, time in before.items() if path.stat().st_mtime_ns != time} == {lost, damaged}
 
     with failing_at(f"compute.{phase}.block:1:nan"), pytest.raises(DataError, match="are not finite"):
-        function(model, dataset, str(tmp_path / "other"), InProcessExecutor())
-
-
-def test_predictions_of_another_model_are_never_continued(model: Model, dataset: Dataset, tmp_path: Path) -> None:
-    predict_dataset(model, dataset, str(tmp_path / "out"), InProcessExecutor())
-    other = saved(tmp_path / "other.zarr", alpha=10.0)
-    with pytest.raises(StoreMismatchError, match=r"model: '[0-9a-f]+' there, '[0-9a-f]+' wanted"):
-        predict_dataset(other, dataset, str(tmp_path / "out"), InProcessExecutor())
-    rows = ingest(Z + 1, tmp_path / "Z1.zarr")
-    with pytest.raises(StoreMismatchError, match=r"rows_digest: '[0-9a-f]+' there"):
-        predict_dataset(model, rows, str(tmp_path / "out"), InProcessExecutor())
+        predict_dataset(model, dataset, str(tmp_path / "other"), InProcessExecutor(), phase=phase)
 
 
 def test_scores_are_those_of_scikit_learn(model: Model, dataset: Dataset) -> None:

@@ -15,7 +15,7 @@ import pytest
 from dkrr import KernelRidge, load_model
 from dkrr.dataset import ingest
 from dkrr.engine.tasks import InProcessExecutor, Node, Queue, run_tasks
-from dkrr.models.prediction import predict_dataset, predict_variance, score_dataset
+from dkrr.models.prediction import predict_dataset, score_dataset
 
 MAX_BYTES = 10 * 1024
 
@@ -98,7 +98,7 @@ def test_a_task_of_what_comes_after_a_fit_is_small(scales: Scales, tmp_path: Pat
     executor = InProcessExecutor()
     predict_dataset(model, rows, str(tmp_path / "predictions.zarr"), executor)
     score_dataset(model, rows, executor)
-    predict_variance(model, rows, str(tmp_path / "variance.zarr"), executor)
+    predict_dataset(model, rows, str(tmp_path / "variance.zarr"), executor, phase="variance")
     assert {"panel_task", "predict_block_task"} <= set(scales.most)
 
 

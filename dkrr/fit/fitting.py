@@ -71,6 +71,7 @@ from dkrr.tiles import TileGrid, TileMatrix
 logger = logging.getLogger("dkrr.fitting")
 
 Blame = Literal["float32", "preconditioner", "iteration", "slow", ""]
+Failed = tuple[dict[str, Any], Blame]  # FitSettings.way
 RECORD, START = "given_up.json", "start"
 # phases whose time grows with the iterations
 PER_ITERATION = ("multiply", "apply", "residual")
@@ -467,7 +468,6 @@ class _Attempts:
             "ways": None if ways is None else ways.asked,
         }
         self.location = place(workspace.store, "solves", key_of(fields) + ".zarr")
-        self._given_up: list[tuple[FitSettings, Blame]] = []
         self._others = cache(lambda: () if ways is None else ways.others())
 
     def begin(self) -> FitSettings:
@@ -480,8 +480,6 @@ class _Attempts:
             remove_array(found["useless"])
         following = ways.get(key_of(found["next"]))
         if following is not None:
-            known = [(ways.get(key_of(item["settings"])), item["because"]) for item in found["given_up"]]
-            self._given_up = [(way, because) for way, because in known if way is not None]
             self.workspace.given_up[:] = found["given_up"]
             logger.info("going on with %s: %s", following.name, self._sentences())
         return self._taken(following or self.first)
@@ -495,12 +493,12 @@ class _Attempts:
         because = _blame(way, error)
         if not because:
             return None
-        self._given_up.append((way, because))
+        failed = way.way, because
         # a limit that was asked for is one for all ways
         limited = because == "slow" and way.iterative.max_iter is not None and not error.details.get("slow")
-        following = None if limited else self._next(self._others())
+        following = None if limited else self._next(self._others(), failed)
         if following is None:
-            self._advise(error)
+            self._advise(error, failed)
             return None
         self._record(way, because, error, following, solve)
         return self._taken(following)
@@ -535,19 +533,23 @@ class _Attempts:
     def _sentences(self) -> str:
         return "; ".join(str(item["sentence"]) for item in self.workspace.given_up)
 
-    def _next(self, ways: Sequence[FitSettings], *also: tuple[FitSettings, Blame]) -> FitSettings | None:
-        """The cheapest that does not share the defect of one that was given up; ``also``: as if those were, too."""
-        failed = (*self._given_up, *also)
+    def _failed(self, *also: Failed) -> list[Failed]:
+        """What was given up and why; ``also``: as if those were, too."""
+        return [*((item["settings"], item["because"]) for item in self.workspace.given_up), *also]
+
+    def _next(self, ways: Sequence[FitSettings], *also: Failed) -> FitSettings | None:
+        """The cheapest that does not share the defect of one that was given up."""
+        failed = self._failed(*also)
         usable = [way for way in ways if not any(_shares(because, other, way) for other, because in failed)]
         return min(usable, key=lambda way: self._seconds(way, *also), default=None)
 
-    def _seconds(self, way: FitSettings, *also: tuple[FitSettings, Blame]) -> float:
+    def _seconds(self, way: FitSettings, *also: Failed) -> float:
         """What a way costs now: what is there costs nothing, and iterations are as many times more as they were."""
         seconds = {} if way.foreseen is None else dict(way.foreseen.seconds)
-        for failed, because in (*self._given_up, *also):
-            if way.solver == failed.solver == "cg" and way.rank == failed.rank:
+        for failed, because in self._failed(*also):
+            if way.solver == failed["solver"] == "cg" and way.rank == failed["rank"]:
                 seconds.pop("precondition", None)
-            if way.gram == failed.gram == "stored" and way.tile_size == failed.tile_size:
+            if way.gram == failed["gram"] == "stored" and way.tile_size == failed["tile_size"]:
                 seconds.pop("gram", None)
             if because == "slow" and way.solver == "cg":
                 seconds |= {name: 2 * seconds[name] for name in PER_ITERATION if name in seconds}
@@ -561,19 +563,19 @@ class _Attempts:
 
         def other_seconds() -> float | None:
             """Of the way that would follow a slow one; None where there is none, or nothing was measured."""
-            following = self._next(self._others(), (way, "slow"))
-            return None if following is None else self._seconds(following, (way, "slow")) or None
+            following = self._next(self._others(), (way.way, "slow"))
+            return None if following is None else self._seconds(following, (way.way, "slow")) or None
 
         if self.ways.priced:
             self.workspace.other_seconds = other_seconds
         return replace(way, accept_limit=self.ways.choice.solver == "auto")
 
-    def _advise(self, error: DkrrError) -> None:
+    def _advise(self, error: DkrrError, failed: Failed) -> None:
         """Have the hint of an error name a way that would work."""
         with contextlib.suppress(DkrrError, OSError):
-            way = None if self.ways is None else self._next(self.ways.beyond())
+            way = None if self.ways is None else self._next(self.ways.beyond(), failed)
             if way is not None:
-                price = self._seconds(way)
+                price = self._seconds(way, failed)
                 would = f"{way.name} would take {f'about {price:,.0f} s' if price >= 1 else 'less than 1 s'}"
                 error.hint = f"{error.hint}; {would}" if error.hint else would
 
@@ -622,16 +624,18 @@ def _blame(way: FitSettings, error: DkrrError) -> Blame:
     return "iteration" if error.stagnated else "slow"
 
 
-def _shares(because: Blame, failed: FitSettings, other: FitSettings) -> bool:
+def _shares(because: Blame, failed: dict[str, Any], other: FitSettings) -> bool:
     """Whether another way has the defect of one that failed."""
-    is_same, is_cg = other.solver == failed.solver, other.solver == "cg"
+    is_same, is_cg, rank = other.solver == failed["solver"], other.solver == "cg", failed["rank"]
     shared = {
         "float32": is_same and other.precision in ("mixed", "float32"),
-        "preconditioner": is_same and other.rank == failed.rank and (is_cg or other.precision == failed.precision),
+        "preconditioner": is_same
+        and other.rank == failed["rank"]
+        and (is_cg or other.precision == failed["precision"]),
         "iteration": is_cg,
-        "slow": is_same and is_cg and other.rank <= failed.rank,
+        "slow": is_same and is_cg and other.rank <= rank,
     }
-    return other.way == failed.way or shared[because]
+    return other.way == failed or shared[because]
 
 
 def _what_happened(error: DkrrError) -> str:

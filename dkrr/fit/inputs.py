@@ -51,7 +51,6 @@ from dkrr.store.documents import plain
 from dkrr.store.files import (
     arrays_below,
     at_present,
-    check_space,
     copy_tree,
     is_url,
     join,
@@ -65,14 +64,10 @@ from dkrr.store.files import (
 from dkrr.tiles import TileGrid, TileMatrix
 
 
-@contextlib.contextmanager
-def find_executor(num_rows: int, max_in_process_rows: int) -> Iterator[Executor]:
+def find_executor(num_rows: int, max_in_process_rows: int) -> contextlib.AbstractContextManager[Executor]:
     """The caller's Dask client, else this process for few rows and a local cluster for many."""
-    if num_rows <= max_in_process_rows and find_client() is None:
-        yield InProcessExecutor()
-        return
-    with executor_for() as executor:
-        yield executor
+    is_here = num_rows <= max_in_process_rows and find_client() is None
+    return contextlib.nullcontext(InProcessExecutor()) if is_here else executor_for()
 
 
 def resolve_tile_size(
@@ -100,25 +95,6 @@ def resolve_tile_size(
 def free_bytes(root: Any) -> int | None:
     """Bytes that are free where a store is; None for an address."""
     return None if is_url(str(root)) else files.free_bytes(root)
-
-
-def check_disk(root: Any, needed_bytes: int, grid: TileGrid, fields: dict[str, list[Any]]) -> None:
-    """Refuse a fit whose tiles do not fit on the disk of its store.
-
-    Parameters
-    ----------
-    needed_bytes
-        Of all its tiles.
-    fields
-        Attributes, with the values they may have, by which arrays of an earlier attempt are known; their tiles are not
-        written again.
-
-    Raises
-    ------
-    StorageFullError
-        With the bytes needed and free.
-    """
-    check_space(root, max(0, needed_bytes - present_bytes(root, fields | {"tile_size": [grid.tile_size]})))
 
 
 def present_bytes(root: Any, fields: dict[str, list[Any]]) -> int:

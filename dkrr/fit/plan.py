@@ -17,6 +17,7 @@ the choice may matter. What can be continued: see :mod:`dkrr.linalg.catalogue`, 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -44,6 +45,8 @@ from dkrr.linalg.catalogue import Ancestor, ancestors, judge_center
 from dkrr.linalg.workspace import choose_tile_size, task_bytes
 from dkrr.store.files import is_url
 from dkrr.tiles import TileGrid, TileMatrix
+
+logger = logging.getLogger("dkrr.plan")
 
 # below so many flops of the float64 factor every way takes about as long, and measuring would cost more than it saves
 SMALL_FLOPS = 2.5e11
@@ -130,7 +133,7 @@ def decide(
     machine: Callable[[], Machine],
     trial: Callable[[float], Trial | None] = lambda seconds: None,
     always_measure: bool = False,
-    continued: Continued | None = None,
+    rows: tuple[Any, Dataset] | None = None,
 ) -> Decision:
     """Resolve everything that was left to "auto".
 
@@ -143,14 +146,15 @@ def decide(
         The edge that was asked for; None means "auto".
     always_measure
         Price the candidates of a small problem too, for a plan that is looked at.
-    continued
-        What :func:`find_continued` found.
+    rows
+        A store, and the rows: what is to be continued is looked for there.
 
     Raises
     ------
     ParameterError
         A worker cannot hold a task.
     """
+    continued = None if rows is None else find_continued(*rows, problem, choice, limits, tile_size=tile_size)
     words, edge = (choice, tile_size) if continued is None else continued.resolve(choice, tile_size)
 
     def price(way: Way, rates: Machine | None, found: Trial | None = None, limits: Limits = limits) -> Candidate:
@@ -200,6 +204,7 @@ def decide(
     )
     if continued is None:
         return decision
+    logger.info("%s", continued.sentence(None))
     named = choice.to_dict() | {"tile_size": tile_size or "auto"}
     left_open = [name for name, text in reasons.items() if text == ASKED and named[name] == "auto"]
     reasons |= dict.fromkeys(left_open, "as in the factor that is continued")

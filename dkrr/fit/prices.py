@@ -16,7 +16,7 @@ from math import ceil
 from dkrr.errors import MemoryBudgetError, ParameterError
 from dkrr.fit.choices import Candidate, Iterations, Limits, Problem, SolverChoice, Way, ranks_of
 from dkrr.fit.rates import Machine, TileSeconds, at_most, choose_split, choose_tiles, itemsize, simulate
-from dkrr.fit.trial import Trial
+from dkrr.fit.trial import SUPPORTED, Trial
 from dkrr.linalg.decomposition import MAX_FREE
 from dkrr.linalg.matmul import product_task_bytes
 from dkrr.linalg.newton import MAX_BYTES, MAX_DENSE
@@ -223,7 +223,7 @@ def _cg(terms: _Terms, way: Candidate) -> tuple[Candidate, Seconds]:
     if trial is not None:
         ranks = tuple(ranks_of(problem, choice))
         iterations = trial.cg(problem.alpha, ranks, choice.tol, "mixed" if is_single else "float64")[rank]
-        if is_single and choice.precision == "auto" and not trial.supports_single(problem.alpha):
+        if is_single and choice.precision == "auto" and trial.rounding() > SUPPORTED * min(problem.alpha):
             infeasible = (
                 f"float32 products are off by up to {trial.rounding():.1e} |v|, which is not far below "
                 f"alpha {min(problem.alpha):.1e}"

@@ -173,11 +173,14 @@ DISK_SECONDS = 0.1
 
 ASSUMED_DISK_RATE = 5e8
 
-Where = Literal["new cluster", "client", "in process"]
-
 
 def measure_machine(
-    kernel: Kernel | None, num_features: int, folder: Path | str, *, threads: int, where: Where = "new cluster"
+    kernel: Kernel | None,
+    num_features: int,
+    folder: Path | str,
+    *,
+    threads: int,
+    where: Literal["new cluster", "client", "in process"] = "new cluster",
 ) -> Machine:
     """Rates of all workers together.
 

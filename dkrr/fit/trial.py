@@ -130,25 +130,18 @@ class Trial:
         again = {rank: count.high if rank else 2 * count.high for rank, count in found.items()}
         return {rank: Iterations(count.low + more / 2, again[rank] + more) for rank, count in found.items()}
 
-    def supports_single(self, alpha: Sequence[float]) -> bool:
-        """Whether iterations with float32 products reach the answer for the smallest alpha."""
-        return self.rounding() <= SUPPORTED * min(alpha)
-
     def refinements(self, alpha: float, tol: float) -> int:
         """True residuals until float32 products lead to ``tol``: each one reduces it by |E| / alpha at best."""
         factor = min(max(self.rounding() / alpha if alpha else 1.0, 1e-3), SUPPORTED)
         return ceil(log(tol) / log(factor))
 
     @cached_property
-    def _whole_system(self) -> FloatArray:
+    def _system(self) -> FloatArray:
         """S K S of the sample."""
         rows = self.rows[: len(self.targets)]
         root = np.ones(1) if self.root_weight is None else self.root_weight[: len(rows)]
         matrix: FloatArray = self.kernel.block(rows, rows, same=True) * root * root[:, None]
         return matrix
-
-    def _system(self, part: slice) -> FloatArray:
-        return np.ascontiguousarray(self._whole_system[part, part])
 
     # --- conjugate gradients ---------------------------------------------------------------------------------------
 
@@ -177,7 +170,7 @@ class Trial:
         self, part: slice, alpha: float, scaled: float, ranks: Sequence[int], factor: FloatArray, tol: float
     ) -> dict[int, tuple[float, float]]:
         """Iterations with alpha and with alpha s / n for each rank."""
-        matrix, rhs = self._system(part), np.tile(self._rhs[part], 2)
+        matrix, rhs = np.ascontiguousarray(self._system[part, part]), np.tile(self._rhs[part], 2)
         alphas, found = np.repeat([alpha, scaled], rhs.shape[1] // 2), {}
         for rank in ranks:
             precondition = _low_rank(np.ascontiguousarray(factor[:rank, part]), alphas)
@@ -246,7 +239,7 @@ class Trial:
 
     def _mixed_count(self, size: int, alpha: float, tol: float) -> float:
         """Iterations around the float32 factor, of a shifted matrix where it breaks down."""
-        matrix, rhs = self._system(slice(0, size)), self._rhs[:size]
+        matrix, rhs = np.ascontiguousarray(self._system[:size, :size]), self._rhs[:size]
         trace, identity = float(np.abs(matrix.diagonal()).sum()) + size * alpha, np.eye(size, dtype=np.float32)
         for shift in (0.0, *(FIRST_SHIFT * EPS32 * trace * SHIFT_GROWTH**number for number in range(MAX_SHIFTS))):
             lower, failed = spotrf(matrix.astype(np.float32) + np.float32(alpha + shift) * identity, lower=1)

@@ -28,7 +28,7 @@ from dkrr.dataset.table import is_missing, is_number
 from dkrr.errors import DataError, JobFileError
 from dkrr.jobs import toml
 from dkrr.jobs.toml import FILE_SUFFIXES
-from dkrr.selection.search import start_width
+from dkrr.selection.tuning import start_width
 from dkrr.store.documents import create_bytes
 from dkrr.store.files import is_url, name_of
 

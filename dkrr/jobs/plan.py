@@ -20,7 +20,7 @@ from dkrr.errors import ParameterError, PlanRefusedError
 from dkrr.fit.choices import Candidate, Limits, Problem, SolverChoice
 from dkrr.fit.fitting import center_of_lineage
 from dkrr.fit.inputs import free_bytes, present_bytes
-from dkrr.fit.plan import Decision, decide, find_continued
+from dkrr.fit.plan import Decision, decide
 from dkrr.fit.prices import (
     CLIENT_BYTES,
     DECOMPOSITION_PASSES,
@@ -284,7 +284,6 @@ def _decide(
         )
         edge = int(earlier["tile_size"])
     known = _tiles_of(train, kernel, alpha)
-    continued = find_continued(store, train, problem, choice, limits, tile_size=edge)
     if limits.disk_bytes is not None:
         limits = replace(limits, disk_bytes=limits.disk_bytes + present_bytes(store, known))
     machine = cache(partial(_machine, job, kernel, train.num_features, store, limits.threads, earlier))
@@ -300,7 +299,7 @@ def _decide(
         machine=machine,
         trial=trial,
         always_measure=True,
-        continued=continued,
+        rows=(store, train),
     )
     chosen, reused, notes, reasons = decision.chosen, {}, [], decision.reasons
     if job.leaves_out:

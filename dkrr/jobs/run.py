@@ -60,7 +60,7 @@ from dkrr.kernels import Kernel
 from dkrr.linalg.catalogue import Ancestor, ancestors, record_rows
 from dkrr.linalg.loss import make_loss
 from dkrr.linalg.products import ArrayRows
-from dkrr.linalg.solution import NystromSettings, Solution
+from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.markup import DASH, Facts, known, listed
 from dkrr.models.model import Model, load_model
@@ -356,17 +356,7 @@ def _solved(
             given, digest = stack.enter_context(matrix)
         elif plan.solver not in ("nystrom", "primal") and settings.iterates:
             start = begin_from(rows, settings.kernel, settings.alpha, None, workspace)
-        fit = solve_rows(
-            rows,
-            settings,
-            workspace,
-            solver=plan.solver,
-            nystrom=None if plan.nystrom is None else NystromSettings(**plan.nystrom),
-            given=given,
-            source_digest=digest,
-            start=start,
-            ways=None if given is not None else decision,
-        )
+        fit = solve_rows(rows, decision, workspace, given=given, source_digest=digest, start=start)
         found = stack.enter_context(fit)
         if job.output.keep == "model":
             for name in ("store", "factors"):

@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -126,8 +126,7 @@ def _on_workers(model: Model, X: Any, num_rows: int, phase: Phase) -> Floats:
         dataset = X if isinstance(X, Dataset) else ingest(X, place(store.path, "rows.zarr"))
         with full_disk(store.path), executor_for() as executor:
             saved = load_model(location, verify=False)
-            work = predict_dataset if phase == "predict" else predict_variance
-            result, _ = work(saved, dataset, place(store.path, "result.zarr"), executor)
+            result, _ = predict_dataset(saved, dataset, place(store.path, "result.zarr"), executor, phase=phase)
         return result.read(0, num_rows)
 
 
@@ -183,72 +182,60 @@ def _taken(rows: Floats, columns: tuple[int, ...] | None) -> Floats:
 
 
 def predict_dataset(
-    model: Model, dataset: Dataset, store: Any, executor: Executor, progress: Progress | None = None
+    model: Model,
+    dataset: Dataset,
+    store: Any,
+    executor: Executor,
+    progress: Progress | None = None,
+    *,
+    phase: Phase = "predict",
+    width: int | None = None,
+    said: str = "",
 ) -> tuple[RowArray, RunSummary]:
-    """Predict every row of a data set into an array ``predictions`` (m, t) in ``store``.
+    """Predict every row of a data set into an array ``predictions`` (m, t) in ``store``, or ``variances-w``.
 
     Parameters
     ----------
     model
-        A saved model (its ``location`` is what the tasks open).
-    """
-    return _in_blocks("predict", "predictions", model, dataset, store, BLOCK_ROWS, executor, progress)
-
-
-def predict_variance(
-    model: Model, dataset: Dataset, store: Any, executor: Executor, progress: Progress | None = None
-) -> tuple[RowArray, RunSummary]:
-    """var f / sigma^2 of every row of a data set, into an array ``variances-w`` (m, t) in ``store``.
-
-    Parameters
-    ----------
-    model
-        A saved model, with factors that the workers can open.
+        A saved model (its ``location`` is what the tasks open); for variances one with factors that they can open.
+    phase
+        "variance" for var f / sigma^2.
+    width
+        Rows of a block, 4,096 by default; of variances as many as fit the workers.
+    said
+        The name of the phase for the progress.
 
     Raises
     ------
     ParameterError, StoreError
         See :func:`dkrr.models.uncertainty.find_variance_systems`.
     """
-    _ = model.variance_systems  # what is wrong with the factors is said here
-    limit = memory_limit_of(executor)
-    width = variance.block_rows(model.num_rows, None if limit is None else int(SHARE_OF_LIMIT * limit))
-    wanted = -(-dataset.num_rows // (TASKS_PER_THREAD * max(1, executor.num_threads)))
-    width = min(width, max(variance.MIN_BLOCK_ROWS, wanted))
-    # another number of workers, another width: blocks of the same are found again
-    return _in_blocks("variance", f"variances-{width}", model, dataset, store, width, executor, progress)
-
-
-def _in_blocks(
-    phase: Phase,
-    name: str,
-    model: Model,
-    dataset: Dataset,
-    store: Any,
-    width: int,
-    executor: Executor,
-    progress: Progress | None,
-    said: str | None = None,
-) -> tuple[RowArray, RunSummary]:
-    """Compute every row into an array of ``store``, ``width`` rows a block; ``said`` is the phase for the progress."""
+    n, m = model.num_rows, dataset.num_rows
+    name, width, flops = "predictions", width or BLOCK_ROWS, 2.0 * n * (model.num_features + model.num_targets)
+    if phase == "variance":
+        flops = float(n) ** 2 * len(model.variance_systems.systems)  # what is wrong with the factors is said here
+        limit = memory_limit_of(executor)
+        wanted = -(-m // (TASKS_PER_THREAD * max(1, executor.num_threads)))
+        most = variance.block_rows(n, None if limit is None else int(SHARE_OF_LIMIT * limit))
+        width = min(most, max(variance.MIN_BLOCK_ROWS, wanted))
+        name = f"variances-{width}"  # another number of workers, another width: blocks of the same are found again
     columns = match_features(model, dataset)
     digests: dict[str, Any] = {"model": model.digest, "rows_digest": dataset.digest}
     result = RowArray.create(
         store,
         name,
-        num_rows=dataset.num_rows,
+        num_rows=m,
         num_columns=model.num_targets,
-        rows_per_chunk=min(width, dataset.num_rows),
+        rows_per_chunk=min(width, m),
         attributes=digests if columns is None else digests | {"columns": list(columns)},
     )
     task = PredictTask(str(model.location), str(model.digest), Rows.of(dataset), columns, result, phase)
     dataset.verify()  # chunks of rows that changed places pass their checksums; one pass is little beside predicting
-    flops = 2.0 * model.num_rows * (model.num_features + model.num_targets)
-    if phase == "variance":
-        flops = float(model.num_rows) ** 2 * len(model.variance_systems.systems)
-    count = -(-dataset.num_rows // result.rows_per_chunk)
-    nodes = [Node((i,), (), flops * result.rows_per_chunk) for i in range(count)]
+    nodes = [Node((i,), (), flops * result.rows_per_chunk) for i in range(-(-m // result.rows_per_chunk))]
     return result, executor.run(said or phase, predict_block_task, task, nodes, progress)
+
+
+predict_variance = partial(predict_dataset, phase="variance")
 
 
 @dataclass(frozen=True)
@@ -382,9 +369,7 @@ def score_dataset(
             store = stack.enter_context(closing(TemporaryStore(8 * m * model.num_targets))).path
         scratch = place(store, "scratch", f"{uuid.uuid4().hex}.zarr")
         stack.callback(remove_array, scratch)
-        result, summary = _in_blocks(
-            "predict", "predictions", model, dataset, scratch, width, executor, progress, "evaluate"
-        )
+        result, summary = predict_dataset(model, dataset, scratch, executor, progress, width=width, said="evaluate")
         values = result.read(0, m)
     truth = _taken(dataset.targets.read(0, m), targets)
     squares = np.square(values - truth).mean(axis=0)

@@ -39,17 +39,17 @@ from dkrr.fit.choices import FitSettings, Limits, Problem, SolverChoice, small_c
 from dkrr.fit.fitting import FitResult, fit_rows, residual_norm, ridge_operator, stored_gram
 from dkrr.fit.inputs import (
     TemporaryStore,
-    check_disk,
     find_executor,
     free_bytes,
     given_rows,
     given_tiles,
     nothing_new,
+    present_bytes,
     resolve_tile_size,
     rows_on_disk,
     source_table,
 )
-from dkrr.fit.plan import Decision, decide, find_continued
+from dkrr.fit.plan import Decision, decide
 from dkrr.fit.prices import priced_way, tiles_bytes
 from dkrr.fit.rates import measure_machine
 from dkrr.fit.trial import sample_trial
@@ -62,14 +62,13 @@ from dkrr.linalg.nystrom import fit_nystrom, nystrom_leave_one_out
 from dkrr.linalg.operators import BlockColumns, RidgeOperator
 from dkrr.linalg.primal import PrimalResult, array_source, fit_primal, primal_leave_one_out, stored_source
 from dkrr.linalg.products import ArrayRows
-from dkrr.linalg.solution import NystromSettings
 from dkrr.linalg.triangular import forget_inverse_diagonal, inverse_diagonal, inverse_room
 from dkrr.linalg.workspace import Workspace, choose_gram
 from dkrr.models.model import Model
 from dkrr.models.uncertainty import OTHER_SOLVERS
 from dkrr.models.validation import check_alpha, check_target_sizes
-from dkrr.store.files import at_present, full_disk, place, remove_array
-from dkrr.tiles import TileGrid, TileMatrix
+from dkrr.store.files import at_present, check_space, full_disk, place, remove_array
+from dkrr.tiles import TileMatrix
 
 logger = logging.getLogger("dkrr.tiled")
 
@@ -132,15 +131,13 @@ class Solved:
 @contextmanager
 def solve_rows(
     dataset: Dataset,
-    settings: FitSettings,
+    decision: Decision,
     workspace: Workspace,
     *,
-    solver: str = "",
-    nystrom: NystromSettings | None = None,
+    settings: FitSettings | None = None,
     given: TileMatrix | None = None,
     source_digest: str = "",
     start: Floats | None = None,
-    ways: Decision | None = None,
 ) -> Iterator[Solved]:
     """The fit of the rows of a data set by the way that was chosen, whichever it is; a context manager.
 
@@ -148,11 +145,13 @@ def solve_rows(
 
     Parameters
     ----------
-    solver
-        "primal" and "nystrom" have no tiles; else ``settings`` say how it is solved.
-    nystrom
-        Centres, for "nystrom".
+    decision
+        The way that was chosen, and what may follow where it leads to no answer.
+    settings
+        Others than those of the decision, which nothing may follow.
     """
+    solver, ways = decision.chosen.solver, decision if given is None and settings is None else None
+    settings = settings or decision.settings()
     kernel, alpha, intercept = settings.kernel, settings.alpha, settings.fit_intercept
     if solver == "primal":
         primal = fit_primal(dataset, kernel, alpha, workspace, fit_intercept=intercept)
@@ -163,7 +162,7 @@ def solve_rows(
         )
         return
     if solver == "nystrom":
-        nystrom = nystrom or NystromSettings()
+        nystrom = decision.choice.nystrom(usable_rows(dataset))
         iterative, precision = settings.iterative, settings.precision
         found = fit_nystrom(
             dataset, kernel, alpha, nystrom, iterative, workspace, precision=precision, fit_intercept=intercept
@@ -356,7 +355,7 @@ class Training:
                 "alpha": [*problem.alpha, None],
             }
             needed = sum(chosen.disk_bytes.get(name, 0) for name in MATRICES)
-            check_disk(root, needed, TileGrid(dataset.num_rows, chosen.tile_size), known)
+            check_space(root, max(0, needed - present_bytes(root, known | {"tile_size": [chosen.tile_size]})))
             with self.matrix(root, chosen.tile_size) as (given, digest):
                 model = self._model(dataset, decision, workspace, given=given, source_digest=digest)
                 return model, None if self.is_given else dataset.X
@@ -376,9 +375,6 @@ class Training:
             precision = "float32" if choice.precision in ("float32", "mixed") else "float64"
             n, d = problem.num_rows, problem.num_features
             tile_size = resolve_tile_size(tile_size, n, d, precision, limits.memory_bytes)
-        continued = find_continued(workspace.store, dataset, problem, choice, limits, tile_size=tile_size)
-        if continued is not None:
-            logger.info("%s", continued.sentence(None))
         return decide(
             problem,
             choice,
@@ -392,7 +388,7 @@ class Training:
                 where="in process" if isinstance(executor, InProcessExecutor) else "client",
             ),
             trial=lambda seconds: None if kernel is None else sample_trial(dataset, kernel, seconds, seed=choice.seed),
-            continued=continued,
+            rows=(workspace.store, dataset),
         )
 
     def _model(
@@ -406,21 +402,13 @@ class Training:
         settings: FitSettings | None = None,
     ) -> Model:
         """The model of the way that was chosen; by ``settings``, which nothing may follow, where they are given."""
-        start, solver = self.start, decision.chosen.solver
+        start = self.start
         if start is not None:
             start = np.asarray(start, dtype=np.float64).reshape(len(start), -1)
             # not of other targets, nor of more rows than there are now
             start = start if len(start) <= dataset.num_rows and start.shape[1] == dataset.num_targets else None
         fit = solve_rows(
-            dataset,
-            settings or decision.settings(),
-            workspace,
-            solver=solver,
-            nystrom=self.choice.nystrom(usable_rows(dataset)) if solver == "nystrom" else None,
-            given=given,
-            source_digest=source_digest,
-            start=start,
-            ways=decision if given is None and settings is None else None,
+            dataset, decision, workspace, settings=settings, given=given, source_digest=source_digest, start=start
         )
         with single_blas_thread(), fit as solved:
             solved.parts["dual_coef"] = ArrayRows(solved.parts["dual_coef"].read(0, solved.parts["dual_coef"].num_rows))
@@ -581,9 +569,9 @@ def factor_settings(
     b = resolve_tile_size(tile_size, n, d, "float64", memory_limit_of(workspace.executor))
     gram = choose_gram(model.kernel, num_alphas)
     logger.info("%s needs a float64 factor of %s rows, which this fit has not", what, f"{n:,}")
-    known: dict[str, list[Any]] = {"rows_digest": [dataset.digest], "alpha": [*settings.alpha, None]}
+    known: dict[str, list[Any]] = {"rows_digest": [dataset.digest], "alpha": [*settings.alpha, None], "tile_size": [b]}
     needed = tiles_bytes(n, b, "float64") * (num_alphas + (gram == "stored"))
-    check_disk(workspace.store, needed, TileGrid(n, b), known)
+    check_space(workspace.store, max(0, needed - present_bytes(workspace.store, known)))
     return replace(settings, tile_size=b, gram=gram, solver="cholesky", precision="float64")
 
 

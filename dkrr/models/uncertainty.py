@@ -162,8 +162,16 @@ def _sigma2(model: Model, given: Any) -> Floats:
         if model.sigma2 is None:
             why = "" if model.solution.converged else ", its fit did not converge"
             raise ParameterError(f"this model does not know sigma2{why}", hint="give sigma2=, or fit again")
-        _check_sigma2(model, model.sigma2)
-        return model.sigma2
+        sigma2 = model.sigma2  # an estimate that left the range of float64 is refused; 0 where the fit leaves nothing
+        for target in np.flatnonzero(~((sigma2 >= TINY) & (sigma2 < np.inf))):
+            largest = float(np.abs(model.dual_coef.read(0, model.num_rows)[:, target]).max(initial=0.0))
+            if not 0 <= sigma2[target] < np.inf or 0 < largest < SMALL_COEFFICIENTS:
+                raise NumericalError(
+                    f"sigma2 of target {target} is y^T dual_coef / n with coefficients of at most {largest:.3g}, which "
+                    "is beyond float64",
+                    hint="scale the targets or the rows (standardize = true does both), or give sigma2=",
+                )
+        return sigma2
     raw = np.asanyarray(given)
     values = to_floats(raw, "sigma2") if raw.dtype.kind in "iuf" else np.full(1, np.nan)
     if not np.isfinite(values).all() or (values < 0).any() or values.shape not in ((), (model.num_targets,)):
@@ -171,24 +179,6 @@ def _sigma2(model: Model, given: Any) -> Floats:
             f"sigma2 is {given!r}; a number of at least 0 expected, or one for each of {model.num_targets} targets"
         )
     return np.broadcast_to(values, (model.num_targets,))
-
-
-def _check_sigma2(model: Model, sigma2: Floats) -> None:
-    """Refuse an estimate y^T dual_coef / n that left the range of float64; 0 is right where the fit leaves nothing.
-
-    Raises
-    ------
-    NumericalError
-        It did: the targets are small where the kernel is large, or the other way round.
-    """
-    for target in np.flatnonzero(~((sigma2 >= TINY) & (sigma2 < np.inf))):
-        largest = float(np.abs(model.dual_coef.read(0, model.num_rows)[:, target]).max(initial=0.0))
-        if not 0 <= sigma2[target] < np.inf or 0 < largest < SMALL_COEFFICIENTS:
-            raise NumericalError(
-                f"sigma2 of target {target} is y^T dual_coef / n with coefficients of at most {largest:.3g}, which is "
-                "beyond float64",
-                hint="scale the targets or the rows (standardize = true does both), or give sigma2=",
-            )
 
 
 def half_widths(model: Model, coverage: float, method: IntervalMethod, noisy_variance: Floats | None) -> Floats:

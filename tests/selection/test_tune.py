@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 from scipy.stats import multivariate_normal
 
+import dkrr.selection.tuning
 from dkrr import DataError, Dataset, KernelRidge, ParameterError, ingest
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import InterruptedRunError, NotPositiveDefiniteError
-from dkrr.selection import search as trials_module
 from dkrr.selection.choice import FAMILIES, Explained, TuneResult, TuneSettings, family_kernel, kernel_keys
-from dkrr.selection.search import draw_subset
-from dkrr.selection.tuning import tune
+from dkrr.selection.tuning import draw_subset, tune
 
 N, D = 400, 4
 SMALL = TuneSettings(kernels=("rbf", "matern32"), search_rows=(60, 120), rows=240, seed=3)
@@ -92,7 +91,7 @@ def test_an_interrupted_search_continues(
 ) -> None:
     visits = 0
 
-    write_json = trials_module.write_json
+    write_json = dkrr.selection.tuning.write_json
 
     def stop(folder: str, name: str, found: Any) -> None:
         nonlocal visits
@@ -101,7 +100,7 @@ def test_an_interrupted_search_continues(
             raise InterruptedRunError("stopped")
         write_json(folder, name, found)
 
-    monkeypatch.setattr(trials_module, "write_json", stop)
+    monkeypatch.setattr(dkrr.selection.tuning, "write_json", stop)
     with pytest.raises(InterruptedRunError):
         search(dataset, tmp_path)
     monkeypatch.undo()
