@@ -508,38 +508,14 @@ MOST_WORKERS = 1000
 MOST_SHOWN = 16
 
 
-class WorkerMemory:
-    """Asks a scheduler now and then how much memory its workers take.
-
-    Parameters
-    ----------
-    executor
-        Whose workers; one without a scheduler has nothing to tell.
-    """
-
-    def __init__(self, executor: Executor) -> None:
-        self._client = executor.client if isinstance(executor, DaskExecutor) else None
-        self._asked: concurrent.futures.Future[Any] | None = None
-        self._last: dict[str, int] = {}
-
-    def poll(self) -> dict[str, int]:
-        """Resident bytes by address, as of the last answer, and ask again; never waits.
-
-        Empty until there was an answer, and when the scheduler is gone.
-        """
-        client = self._client
-        if client is None or client.status != "running":
-            return {}
-        if self._asked is None or self._asked.done():
-            if self._asked is not None:
-                self._last = {}
-                with contextlib.suppress(Exception):  # whatever a scheduler answers, the work does not depend on it
-                    found = self._asked.result()["workers"]
-                    sizes = {address: int(worker["metrics"].get("memory", 0)) for address, worker in found.items()}
-                    self._last = {address: size for address, size in sizes.items() if size}
-            question = client.scheduler.identity(n_workers=MOST_WORKERS)
-            self._asked = asyncio.run_coroutine_threadsafe(question, client.loop.asyncio_loop)
-        return self._last
+def worker_memory(executor: Executor) -> dict[str, int]:
+    """Resident bytes of workers by address, as their scheduler knows them; none where it does not answer soon."""
+    if isinstance(executor, DaskExecutor) and executor.client.status == "running":
+        client = executor.client
+        with contextlib.suppress(Exception):  # whatever a scheduler answers, the work does not depend on it
+            found = client.sync(client.scheduler.identity, n_workers=MOST_WORKERS, callback_timeout=1.0)["workers"]
+            return {address: int(worker["metrics"].get("memory", 0)) for address, worker in found.items()}
+    return {}
 
 
 def describe_executor(executor: Executor) -> dict[str, Any]:
