@@ -69,7 +69,6 @@ ANSWER_SECONDS = 20.0
 STOP_SECONDS = 5.0  # a driver interrupts what has not left by itself 8 s after a request
 POLL_SECONDS = 0.2
 _GO_ON = "start the same job again; every finished tile is kept"
-_START_AGAIN = "start again; everything finished so far is kept"
 
 Key = tuple[int, ...]
 Progress = Callable[[str, int, int, float, float], None]
@@ -202,15 +201,14 @@ def run_task(function: TaskFunction, payload: Any, key: Key, flops: float = 0.0)
                 logger.warning("task %s: %s; attempt %d of %d", key, exc, attempt + 1, IO_ATTEMPTS)
                 time.sleep(0.05 * 4**attempt)
                 continue
+            kind: type[DkrrError] = StoreError
+            text, hint = f"task {key} cannot use its storage ({exc})", "check the device"
             if exc.errno == errno.ENOSPC:
                 remaining = getattr(payload, "remaining_bytes", None)
                 left = f"(about {remaining():,} bytes are still to be written)" if callable(remaining) else "its chunk"
-                text, hint = f"no space left on device while task {key} wrote {left}", "free that much"
-                raise StorageFullError(
-                    text, hint=f"{hint} and start again; everything finished so far is kept"
-                ) from exc
-            text, hint = f"task {key} cannot use its storage ({exc})", "check the device"
-            raise StoreError(text, hint=f"{hint} and start again; everything finished so far is kept") from exc
+                kind, hint = StorageFullError, "free that much"
+                text = f"no space left on device while task {key} wrote {left}"
+            raise kind(text, hint=f"{hint} and start again; everything finished so far is kept") from exc
         except MemoryError as exc:
             tile_size = int(getattr(getattr(payload, "grid", None), "tile_size", 0))
             raise MemoryBudgetError(

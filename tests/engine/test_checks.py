@@ -12,19 +12,15 @@ from typing import Any
 import pytest
 from distributed import Client
 
-from dkrr.engine.cluster import checked_executor, local_cluster
+from dkrr.engine.cluster import checked_executor
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.engine.workers import check_workers, describe_executor, process_versions, roster, worker_memory
 from dkrr.errors import ClusterError
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with (
-        local_cluster(workers=2, memory_limit="1GiB") as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        yield client
+@pytest.fixture
+def client(cluster_client: Client) -> Client:
+    return cluster_client
 
 
 @contextmanager
