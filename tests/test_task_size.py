@@ -31,7 +31,7 @@ class Scales:
         queue = Queue(nodes, 2)
         while bundle := queue.take():
             queue.finished(bundle)
-            message = pickle.dumps((run_tasks, function, payload, [node.key for node in bundle]))
+            message = pickle.dumps((run_tasks, function, payload, [(node.key, node.flops) for node in bundle]))
             self.most[function.__name__] = max(self.most[function.__name__], len(message))
             text = " ".join(str(argument) for _, argument, _ in pickletools.genops(message))
             if "numpy" in text and "_reconstruct" in text:

@@ -216,8 +216,6 @@ def row_hash_fraction(start: int, stop: int, fraction: float, seed: int = 0) -> 
     """
     if not 0.0 <= fraction <= 1.0:
         raise ParameterError(f"fraction is {fraction!r}; 0 to 1 expected", hint="use 0.1 for a tenth")
-    if not 0 <= start <= stop:
-        raise ParameterError(f"rows {start} to {stop}", hint="0 <= start <= stop")
     gamma = np.uint64(0x9E3779B97F4A7C15)
     seeded = _mix(np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64) + gamma)
     hashed = _mix(seeded + np.arange(start + 1, stop + 1, dtype=np.uint64) * gamma)

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import ipaddress
 import json
-import logging
 import multiprocessing
 import os
 import sys
@@ -42,8 +41,6 @@ def local_cluster(
     memory_limit: int | str = "auto",
     *,
     timeout: float = 60.0,
-    dashboard: str | None = None,
-    silence_logs: int = logging.WARNING,
 ) -> LocalProcesses:
     """Start a Dask cluster of worker processes on this machine, for ``with`` and for ``distributed.Client``.
 
@@ -63,10 +60,6 @@ def local_cluster(
         control group's) divided by the number of workers. A worker above 95 % of it is restarted.
     timeout
         Seconds within which all workers must be running.
-    dashboard
-        Address of Dask's dashboard, e.g. "127.0.0.1:8787"; needs bokeh. None means none.
-    silence_logs
-        Log level below which the scheduler in this process is silent.
 
     Returns
     -------
@@ -95,15 +88,7 @@ def local_cluster(
     limit = total_memory_bytes() // num_workers if memory_limit == "auto" else int(parsed(parse_bytes, memory_limit))
     if limit < 1:
         raise ParameterError(f"memory_limit is {memory_limit!r}", hint='give bytes, a size such as "2GiB", or "auto"')
-
-    return LocalProcesses(
-        workers=num_workers,
-        threads_per_worker=threads,
-        memory_limit_bytes=limit,
-        timeout=timeout,
-        dashboard=dashboard,
-        silence_logs=silence_logs,
-    )
+    return LocalProcesses(num_workers, threads, limit, timeout)
 
 
 def runs_in_process() -> bool:
@@ -244,20 +229,14 @@ def _address(scheduler: str | os.PathLike[str]) -> str:
 
 
 def _check_encryption(address: str, insecure: bool) -> None:
-    if insecure or address.startswith("tls://") or _is_loopback(address):
-        return
-    raise ClusterError(
-        f"{address} is plain tcp to another machine: whoever reaches such a scheduler can run code on it",
-        hint="use tls://, or insecure = true on a network you trust",
-    )
-
-
-def _is_loopback(address: str) -> bool:
     host = urlsplit(address).hostname or ""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False  # a name; it may mean another machine tomorrow
+    with contextlib.suppress(ValueError):  # a name; it may mean another machine tomorrow
+        insecure = insecure or host == "localhost" or ipaddress.ip_address(host).is_loopback
+    if not insecure and not address.startswith("tls://"):
+        raise ClusterError(
+            f"{address} is plain tcp to another machine: whoever reaches such a scheduler can run code on it",
+            hint="use tls://, or insecure = true on a network you trust",
+        )
 
 
 def _shake_hands(address: str, security: Any, seconds: float) -> None:
@@ -285,16 +264,11 @@ def _check_certificates(address: str, security: Any) -> None:
     }
     shown = ", ".join(f"{name} {_shown(value)}" for name, value in files.items())
     try:
-        context = security.get_connection_args("client")["ssl_context"]
+        problem = "" if security.get_connection_args("client")["ssl_context"] else f"{address} needs TLS files"
     except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
-        raise ClusterError(
-            f"TLS files for {address} cannot be used ({exc}): {shown}",
-            hint="correct distributed.comm.tls in Dask's configuration",
-        ) from exc
-    if context is None:
-        raise ClusterError(
-            f"{address} needs TLS files: {shown}", hint="set distributed.comm.tls in Dask's configuration"
-        )
+        problem = f"TLS files for {address} cannot be used ({exc})"
+    if problem:
+        raise ClusterError(f"{problem}: {shown}", hint="correct distributed.comm.tls in Dask's configuration")
 
 
 def _shown(value: str | None) -> str:
@@ -406,31 +380,16 @@ def connect_executor(
 
 
 def executor_facts(executor: Executor) -> dict[str, Any]:
-    """What a status says about an executor: scheduler, dashboard, numbers of workers and threads, refused workers.
+    """What a status says about an executor: scheduler, numbers of workers and threads, refused workers.
 
     Asks nobody: it is called every few seconds, also while a scheduler is gone.
     """
     if not isinstance(executor, DaskExecutor):
         return {"scheduler": "this process", "num_workers": 0, "num_threads": executor.num_threads}
-    client, workers = executor.client, list(executor.workers)
-    scheduler = getattr(client.scheduler, "address", None)
+    workers = list(executor.workers)
     return {
-        "scheduler": scheduler or "",
-        "dashboard": _dashboard(client),
+        "scheduler": getattr(executor.client.scheduler, "address", None) or "",
         "num_workers": len(workers),
         "num_threads": sum(int(worker.threads) for worker in workers),
         "refused_workers": [dict(worker) for worker in executor.refused],
     }
-
-
-def _dashboard(client: Any) -> str:
-    """Link of the dashboard, from what the client knows already; empty where there is none.
-
-    A cluster that was started for the occasion has a port too, with no pages behind it.
-    """
-    if client.cluster is not None:
-        return ""
-    info = getattr(client, "_scheduler_identity", None) or {}
-    port = (info.get("services") or {}).get("dashboard")
-    host = urlsplit(info.get("address") or "").hostname
-    return f"http://{host}:{port}/status" if port and host else ""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import sys
 import time
@@ -43,6 +44,7 @@ _SCHEDULER_CONFIG: dict[str, Any] = {
     "distributed.scheduler.idle-timeout": None,
     "distributed.scheduler.no-workers-timeout": None,
     "distributed.scheduler.work-stealing-interval": "10ms",
+    "distributed.scheduler.http.routes": [],
 }
 _WORKER_CONFIG: dict[str, Any] = {
     "distributed.comm.default-scheme": "tcp",
@@ -57,7 +59,6 @@ _WORKER_CONFIG: dict[str, Any] = {
     "distributed.worker.profile.enabled": False,
     "distributed.worker.http.routes": [],
 }
-_NO_ROUTES: dict[str, Any] = {"distributed.scheduler.http.routes": []}
 # Dask's default reports every start and stop, and each failed or cancelled task, whose error the caller gets anyway.
 _QUIET = {"distributed": "warning", "distributed.worker": "critical"}
 _LOGGING = {"logging", "logging-file-config"}
@@ -138,22 +139,9 @@ class LocalProcesses(SpecCluster):
         Number of worker processes, threads of each, bytes of memory that each may use.
     timeout
         Seconds within which all workers must have registered.
-    dashboard
-        Address of the dashboard on the loopback interface, e.g. "127.0.0.1:8787"; None for no dashboard.
-    silence_logs
-        Level below which the scheduler, which runs in this process, is silent.
     """
 
-    def __init__(
-        self,
-        *,
-        workers: int,
-        threads_per_worker: int,
-        memory_limit_bytes: int,
-        timeout: float,
-        dashboard: str | None,
-        silence_logs: int,
-    ) -> None:
+    def __init__(self, workers: int, threads_per_worker: int, memory_limit_bytes: int, timeout: float) -> None:
         security = Security(require_encryption=False)
         scheduler = {
             "cls": Scheduler,
@@ -162,8 +150,8 @@ class LocalProcesses(SpecCluster):
                 "protocol": "tcp://",
                 "security": security,
                 "allowed_failures": ALLOWED_FAILURES,
-                "dashboard": dashboard is not None,
-                "dashboard_address": dashboard or f"{HOST}:0",
+                "dashboard": False,
+                "dashboard_address": f"{HOST}:0",
             },
         }
         worker = {
@@ -180,13 +168,13 @@ class LocalProcesses(SpecCluster):
             },
         }
         # The scheduler reads its configuration while it is made; the caller's configuration is restored after that.
-        with dask.config.set(_SCHEDULER_CONFIG if dashboard else {**_SCHEDULER_CONFIG, **_NO_ROUTES}):
+        with dask.config.set(_SCHEDULER_CONFIG):
             super().__init__(  # type: ignore[no-untyped-call]
                 workers=dict.fromkeys(range(workers), worker),
                 scheduler=scheduler,
                 worker=worker,
                 security=security,
-                silence_logs=silence_logs,
+                silence_logs=logging.WARNING,
                 name="dkrr",
             )
         try:

@@ -47,10 +47,8 @@ _CGROUP = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 
 
-@lru_cache(maxsize=1)
-def _controller() -> Any:
-    # finding the loaded libraries costs milliseconds; NumPy and SciPy are loaded by the time of the first call
-    return ThreadpoolController()
+# finding the loaded libraries costs milliseconds; NumPy and SciPy are loaded by the time of the first call
+_controller = lru_cache(maxsize=1)(ThreadpoolController)
 
 
 @contextlib.contextmanager
@@ -222,10 +220,10 @@ def cpu_model() -> str:
     return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
-def versions_of(packages: Iterable[str]) -> dict[str, str]:
-    """Versions of dkrr and of packages as installed here; "missing" for what is not there."""
+def versions() -> dict[str, str]:
+    """Versions of dkrr and of packages that matter as installed here; "missing" for what is not there."""
     found = {"dkrr": __version__}
-    for package in packages:
+    for package in PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -311,7 +309,7 @@ CALIBRATION_DISK_BYTES = 32 * 2**20
 
 BLOCK_BYTES = 8 * 2**20
 
-_PACKAGES = ("numpy", "scipy", "zarr", "dask", "distributed", "scikit-learn", "crc32c")
+PACKAGES = ("numpy", "scipy", "zarr", "dask", "distributed", "scikit-learn", "crc32c")
 
 
 def machine_report(folder: str | os.PathLike[str] = ".") -> dict[str, Any]:
@@ -356,7 +354,7 @@ def machine_report(folder: str | os.PathLike[str] = ".") -> dict[str, Any]:
             "disk_write_bytes_per_second": write,
             "disk_read_bytes_per_second": read,
         },
-        "versions": versions_of(_PACKAGES) | {"python": platform.python_version()},
+        "versions": versions() | {"python": platform.python_version()},
     }
 
 

@@ -69,7 +69,6 @@ ANSWER_SECONDS = 20.0
 STOP_SECONDS = 5.0  # a driver interrupts what has not left by itself 8 s after a request
 POLL_SECONDS = 0.2
 _GO_ON = "start the same job again; every finished tile is kept"
-_START_AGAIN = "start again; everything finished so far is kept"
 
 Key = tuple[int, ...]
 Progress = Callable[[str, int, int, float, float], None]
@@ -93,21 +92,12 @@ class Node:
 Bundle = tuple[Node, ...]
 
 
-@dataclass(frozen=True)
-class Receipt:
-    """What a task returns: whether it computed anything, its seconds, a few numbers, its process' peak memory."""
-
-    key: Key
-    computed: bool
-    seconds: float = 0.0
-    values: dict[str, Any] = field(default_factory=dict)
-    worker: str = ""
-    peak_rss_bytes: int = 0
-
-
 @dataclass
 class RunSummary:
-    """What a graph run did."""
+    """What a graph, some of its tasks, or one task did; the receipt of a message is one, too.
+
+    ``busy_seconds`` are those of tasks that computed something, ``peak_rss_bytes`` are by worker, ``values`` by task.
+    """
 
     seconds: float = 0.0
     num_tasks: int = 0
@@ -117,13 +107,8 @@ class RunSummary:
     peak_rss_bytes: dict[str, int] = field(default_factory=dict)
     values: dict[Key, dict[str, Any]] = field(default_factory=dict)
 
-    def add(self, receipt: Receipt, node: Node) -> None:
-        done, values = receipt.computed, {receipt.key: receipt.values} if receipt.values else {}
-        peak = {receipt.worker: receipt.peak_rss_bytes}
-        self.merge(RunSummary(0.0, 1, int(done), done * node.flops, done * receipt.seconds, peak, values))
-
     def merge(self, other: RunSummary) -> None:
-        """Add the figures of another run of the same or another graph."""
+        """Add the figures of other tasks of the same or another graph."""
         for name in ("seconds", "num_tasks", "num_computed", "flops_computed", "busy_seconds"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for worker, peak in other.peak_rss_bytes.items():
@@ -202,8 +187,8 @@ class Queue:
 # --- where a task runs ------------------------------------------------------------------------------------------------
 
 
-def run_task(function: TaskFunction, payload: Any, key: Key) -> Receipt:
-    """Run one task where it is: retry input and output errors, translate memory errors, fill in the receipt."""
+def run_task(function: TaskFunction, payload: Any, key: Key, flops: float = 0.0) -> RunSummary:
+    """Run one task where it is: retry input and output errors, translate memory errors, say what it did."""
     started = time.perf_counter()
     for attempt in itertools.count(1):
         try:
@@ -216,15 +201,14 @@ def run_task(function: TaskFunction, payload: Any, key: Key) -> Receipt:
                 logger.warning("task %s: %s; attempt %d of %d", key, exc, attempt + 1, IO_ATTEMPTS)
                 time.sleep(0.05 * 4**attempt)
                 continue
+            kind: type[DkrrError] = StoreError
+            text, hint = f"task {key} cannot use its storage ({exc})", "check the device"
             if exc.errno == errno.ENOSPC:
                 remaining = getattr(payload, "remaining_bytes", None)
                 left = f"(about {remaining():,} bytes are still to be written)" if callable(remaining) else "its chunk"
-                text, hint = f"no space left on device while task {key} wrote {left}", "free that much"
-                raise StorageFullError(
-                    text, hint=f"{hint} and start again; everything finished so far is kept"
-                ) from exc
-            text, hint = f"task {key} cannot use its storage ({exc})", "check the device"
-            raise StoreError(text, hint=f"{hint} and start again; everything finished so far is kept") from exc
+                kind, hint = StorageFullError, "free that much"
+                text = f"no space left on device while task {key} wrote {left}"
+            raise kind(text, hint=f"{hint} and start again; everything finished so far is kept") from exc
         except MemoryError as exc:
             tile_size = int(getattr(getattr(payload, "grid", None), "tile_size", 0))
             raise MemoryBudgetError(
@@ -232,24 +216,25 @@ def run_task(function: TaskFunction, payload: Any, key: Key) -> Receipt:
                 hint=f"set tile_size = {max(1, tile_size // 2)} or raise memory_limit",
                 tile_size=tile_size,
             ) from exc
-    computed, values = outcome if isinstance(outcome, tuple) else (outcome, {})
+    done, values = outcome if isinstance(outcome, tuple) else (outcome, {})
     try:
         from distributed import get_worker
 
         worker = str(get_worker().address)
     except (ImportError, ValueError):
         worker = "this process"
-    return Receipt(key, computed, time.perf_counter() - started, values, worker, peak_rss_bytes())
+    busy, peak = done * (time.perf_counter() - started), {worker: peak_rss_bytes()}
+    return RunSummary(0.0, 1, int(done), done * flops, busy, peak, {key: values} if values else {})
 
 
-def run_tasks(function: TaskFunction, payload: Any, keys: Sequence[Key], graph: str) -> list[Receipt]:
-    """Run the tasks of a message one after the other; what they have written stays when a later one fails."""
-    receipts = []
+def run_tasks(function: TaskFunction, payload: Any, tasks: Sequence[tuple[Key, float]], graph: str) -> RunSummary:
+    """Run the tasks of a message, keys and flops, one by one; what they have written stays when a later one fails."""
+    summary = RunSummary()
     with task_of(graph):
-        for key in keys:
+        for key, flops in tasks:
             check_cancelled()
-            receipts.append(run_task(function, payload, key))
-    return receipts
+            summary.merge(run_task(function, payload, key, flops))
+    return summary
 
 
 _lock = threading.Lock()
@@ -312,7 +297,7 @@ class InProcessExecutor:
         with cancellable(self.cancelled):
             for node in nodes:
                 check_cancelled()
-                summary.add(run_task(function, payload, node.key), node)
+                summary.merge(run_task(function, payload, node.key, node.flops))
                 reporter.finished(node)
         summary.seconds = time.perf_counter() - started
         return summary
@@ -452,7 +437,7 @@ class DaskExecutor:
             run_tasks,
             function,
             payload,
-            [node.key for node in bundle],
+            [(node.key, node.flops) for node in bundle],
             graph,
             key=(graph, number, *bundle[0].key),
             priority=priority,
@@ -516,9 +501,8 @@ class DaskExecutor:
             for message in finished:
                 self._raise_if_failed(message)
             raise ClusterError("receipts of finished tasks were lost", hint="start the same job again")
-        for message, receipts in zip(finished, gathered, strict=True):
-            for node, receipt in zip(message.bundle, receipts, strict=True):
-                summary.add(receipt, node)
+        for receipt in gathered:
+            summary.merge(receipt)
         finished.clear()
 
     def _wait_for(self, answer: Coroutine[Any, Any, Any], is_vain: Callable[[], bool]) -> Any:

@@ -8,16 +8,10 @@ disk on each of them would swallow tiles that the next task looks for.
 The scheduler hands tasks to whoever is there, so on a scheduler that dkrr did not start every task names the workers
 that may run it. A worker that joins late (or was restarted by its nanny, which gives it another address) is described
 as at the start: an equal one takes part from then on, another one is named in ``refused`` and gets no task.
-A task names at most 64 workers, another 64 every time: with a choice among so many the shortest queue is as short as
-among all (Mitzenmacher), and the message stays below 2 kB on any number of workers.
 
 Cost: one call on every worker at once, with three operations on the store; 0.2 s on the first call, when the workers
 load SciPy, 0.03 s later. While a graph runs, one small message a second to the scheduler, which also tells that the
 scheduler is alive; nothing waits for it.
-
-References
-----------
-Mitzenmacher, The power of two choices in randomized load balancing, IEEE Trans. Parallel Distrib. Syst. 12 (2001).
 """
 
 from __future__ import annotations
@@ -28,7 +22,6 @@ import contextlib
 import logging
 import os
 import platform
-import random
 import socket
 import time
 import uuid
@@ -48,7 +41,7 @@ from dkrr.engine.machine import (
     cpu_model,
     self_test,
     total_memory_bytes,
-    versions_of,
+    versions,
 )
 from dkrr.engine.tasks import DaskExecutor, Executor
 from dkrr.errors import ClusterError, DkrrError, StoreError
@@ -114,8 +107,6 @@ def answer_challenge(asked: Challenge | None) -> str:
 
 logger = logging.getLogger("dkrr.engine.workers")
 
-PACKAGES = ("numpy", "scipy", "zarr", "dask", "distributed", "crc32c")
-
 _COMPARED = ("python", "numpy", "scipy", "zarr", "dask", "distributed", "dkrr")
 
 _KERNEL = "BLAS kernel"
@@ -176,10 +167,12 @@ class WorkerInfo:
         return {name: self.versions.get(name, MISSING) for name in _COMPARED} | {_KERNEL: self.blas_kernel}
 
 
-def describe_process(dask_worker: Any = None) -> dict[str, Any]:
-    """Describe this process and put it in order.
+async def describe_worker(dask_worker: Any, **request: Any) -> dict[str, Any]:
+    """What :func:`check_workers` runs on every worker: describe its process, put it in order, and look at the store.
 
-    BLAS is limited to one thread, then tested. The answer is made of plain values, which any version can read.
+    BLAS is limited to one thread, then tested. On the event loop, so that a busy worker answers as well; the store in a
+    thread, for it may be slow. The answer is made of plain values, which any version of dkrr can read; what another
+    version asks for besides is ignored.
     """
     from threadpoolctl import threadpool_limits
 
@@ -196,29 +189,19 @@ def describe_process(dask_worker: Any = None) -> dict[str, Any]:
         "versions": process_versions(),
         "pid": os.getpid(),
         "host": socket.gethostname(),
-        "name": "" if dask_worker is None else str(dask_worker.name),
-        "threads": 1 if dask_worker is None else int(dask_worker.state.nthreads),
-        "memory_limit_bytes": None if dask_worker is None else dask_worker.memory_manager.memory_limit,
+        "name": str(dask_worker.name),
+        "threads": int(dask_worker.state.nthreads),
+        "memory_limit_bytes": dask_worker.memory_manager.memory_limit,
         "blas": libraries,
         "blas_threads_before": threads_before,
         "failures": self_test(),
+        "store_problem": await asyncio.to_thread(answer_challenge, request.get("challenge")),
     }
-
-
-async def describe_worker(dask_worker: Any = None, **request: Any) -> dict[str, Any]:
-    """What :func:`check_workers` runs on every worker: :func:`describe_process`, and a look at the store.
-
-    On the event loop, so that a busy worker answers as well; the store in a thread, for it may be slow. What another
-    version of dkrr asks for besides is ignored.
-    """
-    description = describe_process(dask_worker)
-    description["store_problem"] = await asyncio.to_thread(answer_challenge, request.get("challenge"))
-    return description
 
 
 def process_versions() -> dict[str, str]:
     """Versions of Python (minor), dkrr and the packages that matter, as installed here."""
-    return {"python": ".".join(platform.python_version_tuple()[:2]), **versions_of(PACKAGES)}
+    return {"python": ".".join(platform.python_version_tuple()[:2]), **versions()}
 
 
 def check_workers(client: Client, timeout: float = 30.0, *, store: Any = None) -> list[WorkerInfo]:
@@ -365,10 +348,6 @@ AWAY_SECONDS = 5.0
 
 ANSWER_SECONDS = 30.0
 
-ASK_AGAIN_SECONDS = 60.0
-
-MOST_NAMED = 64
-
 NOBODY = "tcp://127.0.0.1:1"  # where no worker is
 
 
@@ -404,10 +383,8 @@ class Admission:
         self._empty_seconds = timeout_seconds("no-workers")
         self._there: dict[str, int] = {worker.address: worker.threads for worker in workers}
         self._asking: dict[str, asyncio.Task[None]] = {}
-        self._ask_again: dict[str, float] = {}
         self._survey: concurrent.futures.Future[None] | None = None
         self._surveyed = self._answered = self._looked = self._last_worker = time.monotonic()
-        self._random = random.Random(0)  # noqa: S311  (spreads load)
 
     @property
     def workers(self) -> list[WorkerInfo]:
@@ -424,8 +401,7 @@ class Admission:
 
     def choose(self) -> list[str]:
         """Addresses that the next task may run on; never none, which would mean any."""
-        allowed = list(self._admitted) or [NOBODY]
-        return allowed if len(allowed) <= MOST_NAMED else self._random.sample(allowed, MOST_NAMED)
+        return list(self._admitted) or [NOBODY]
 
     def can_run(self, addresses: Iterable[str]) -> bool:
         """Whether a task that names ``addresses`` can still be run, as of the last survey."""
@@ -474,11 +450,8 @@ class Admission:
         # a worker that comes back is another process, even at its old address
         self._admitted = {address: worker for address, worker in self._admitted.items() if address in there}
         self._refused = {address: entry for address, entry in self._refused.items() if address in there}
-        again = {address for address, due in self._ask_again.items() if due < self._answered and address in there}
-        for address in again | (there.keys() - self._admitted.keys() - self._refused.keys()):
-            if address not in self._asking:
-                self._ask_again.pop(address, None)
-                self._asking[address] = asyncio.ensure_future(self._ask(address))
+        for address in there.keys() - self._admitted.keys() - self._refused.keys() - self._asking.keys():
+            self._asking[address] = asyncio.ensure_future(self._ask(address))
 
     async def _ask(self, address: str) -> None:
         name = ""
@@ -488,13 +461,11 @@ class Admission:
             reason = "; ".join(differences(self._expected, worker)) or worker.too_small(self.needed_bytes)
         except DkrrError as exc:
             reason = exc.message
-            self._ask_again[address] = time.monotonic() + ASK_AGAIN_SECONDS
         except OSError as exc:  # the scheduler is gone: the next survey says so
             logger.debug("worker %s could not be asked (%s)", address, exc)
             return
         finally:
             self._asking.pop(address, None)
-        self._refused.pop(address, None)
         if reason:
             logger.warning("worker %s (%s) gets no task: %s", address, name, reason)
             self._refused[address] = {"address": address, "name": name, "reason": reason}
@@ -508,38 +479,14 @@ MOST_WORKERS = 1000
 MOST_SHOWN = 16
 
 
-class WorkerMemory:
-    """Asks a scheduler now and then how much memory its workers take.
-
-    Parameters
-    ----------
-    executor
-        Whose workers; one without a scheduler has nothing to tell.
-    """
-
-    def __init__(self, executor: Executor) -> None:
-        self._client = executor.client if isinstance(executor, DaskExecutor) else None
-        self._asked: concurrent.futures.Future[Any] | None = None
-        self._last: dict[str, int] = {}
-
-    def poll(self) -> dict[str, int]:
-        """Resident bytes by address, as of the last answer, and ask again; never waits.
-
-        Empty until there was an answer, and when the scheduler is gone.
-        """
-        client = self._client
-        if client is None or client.status != "running":
-            return {}
-        if self._asked is None or self._asked.done():
-            if self._asked is not None:
-                self._last = {}
-                with contextlib.suppress(Exception):  # whatever a scheduler answers, the work does not depend on it
-                    found = self._asked.result()["workers"]
-                    sizes = {address: int(worker["metrics"].get("memory", 0)) for address, worker in found.items()}
-                    self._last = {address: size for address, size in sizes.items() if size}
-            question = client.scheduler.identity(n_workers=MOST_WORKERS)
-            self._asked = asyncio.run_coroutine_threadsafe(question, client.loop.asyncio_loop)
-        return self._last
+def worker_memory(executor: Executor) -> dict[str, int]:
+    """Resident bytes of workers by address, as their scheduler knows them; none where it does not answer soon."""
+    if isinstance(executor, DaskExecutor) and executor.client.status == "running":
+        client = executor.client
+        with contextlib.suppress(Exception):  # whatever a scheduler answers, the work does not depend on it
+            found = client.sync(client.scheduler.identity, n_workers=MOST_WORKERS, callback_timeout=1.0)["workers"]
+            return {address: int(worker["metrics"].get("memory", 0)) for address, worker in found.items()}
+    return {}
 
 
 def describe_executor(executor: Executor) -> dict[str, Any]:

@@ -247,7 +247,6 @@ def live_facts(status: Status) -> Facts:
         *(("went on", item.get("sentence")) for item in status.given_up),
         ("driver", status.driver and f"{described(status.driver)}, attempt {status.epoch}"),
         ("scheduler", status.scheduler and status.scheduler + insecure),
-        ("dashboard", status.dashboard),
         ("workers", status.num_workers and f"{status.num_workers:,}, {status.num_threads:,} threads"),
         ("memory", status.memory_bytes and f"{size(status.memory_bytes)}, largest worker"),
         *(("refused worker", f"{item.get('address')}: {item.get('reason')}") for item in status.refused_workers),

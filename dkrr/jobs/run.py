@@ -36,7 +36,7 @@ from dkrr.dataset import Dataset, Floats, Scaling, write_rows
 from dkrr.engine.cluster import blas_of, connect_executor, executor_facts, require_memory, start_local
 from dkrr.engine.machine import peak_rss_bytes
 from dkrr.engine.tasks import Executor, Progress, RunSummary
-from dkrr.engine.workers import WorkerMemory, describe_executor
+from dkrr.engine.workers import describe_executor, worker_memory
 from dkrr.errors import ConvergenceError, DkrrError, LockedError
 from dkrr.fit.fitting import FitResult
 from dkrr.fit.inputs import given_tiles, nothing_new, rows_on_disk
@@ -241,7 +241,7 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
     with job_executor(job, store) as executor:
         seconds["start"] = time.perf_counter() - begin
         executor.cancelled = monitor.is_cancelled
-        monitor.working(lambda: executor_facts(executor), WorkerMemory(executor).poll)
+        monitor.working(lambda: executor_facts(executor), lambda: worker_memory(executor))
         note(lambda: {"environment": describe_executor(executor)})
         # workers that could not hold a task would be killed again and again
         require_memory(executor, plan.task_bytes // max(1, plan.threads_per_worker))

@@ -378,7 +378,6 @@ class Status:
     elapsed_seconds: float = 0.0
     driver: dict[str, Any] | None = None
     scheduler: str = ""
-    dashboard: str = ""
     num_workers: int = 0
     num_threads: int = 0
     refused_workers: list[dict[str, Any]] = field(default_factory=list)

@@ -525,7 +525,7 @@ def compute_part(task: Pass, i: int) -> bool:
 
 def retried(action: Callable[[], Any]) -> Any:
     """Do something with a store in this process as tasks do it: what a device refuses once is tried again."""
-    return run_task(lambda _: (True, {"found": action()}), None, ()).values["found"]
+    return run_task(lambda _: (True, {"found": action()}), None, ()).values[()]["found"]
 
 
 def check_task_memory(workspace: Workspace, what: str, needed: int, hint: str) -> None:

@@ -22,7 +22,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -222,30 +222,23 @@ def find_profile(asked: str | None) -> tuple[Callable[[], dict[str, Any]] | None
     try:
         import boto3
         from botocore.exceptions import BotoCoreError, ProfileNotFound
+        from obstore.auth.boto3 import Boto3CredentialProvider
     except ImportError:
         if name is None:
             return None, None
         raise StoreError(f"the profile {name!r} needs boto3", hint="install dkrr[s3]") from None
 
-    def credentials() -> dict[str, Any]:
+    def credentials() -> Any:
         try:
-            found = boto3.Session(profile_name=name).get_credentials()
-            frozen = found.get_frozen_credentials()
-        except (AttributeError, BotoCoreError) as exc:
+            return Boto3CredentialProvider(boto3.Session(profile_name=name), ttl=CREDENTIALS_KEPT)()
+        except (AttributeError, ValueError, BotoCoreError) as exc:
             raise StoreError(
                 f"the profile {name!r} gives no credentials ({type(exc).__name__})",
                 hint="log in again (aws sso login), or give it keys",
             ) from None
-        return {
-            "access_key_id": frozen.access_key,
-            "secret_access_key": frozen.secret_key,
-            "token": frozen.token,
-            "expires_at": datetime.now(UTC) + CREDENTIALS_KEPT,
-        }
 
-    is_asked, name = name is not None, name or "default"
     try:
-        if not is_asked and name not in boto3.Session().available_profiles:
+        if name is None and "default" not in boto3.Session().available_profiles:
             return None, None
         region = boto3.Session(profile_name=name).region_name
     except ProfileNotFound:

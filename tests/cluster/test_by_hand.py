@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-from distributed import Client
 
 from tests.cluster.helpers import ByHandJob, is_identical
-from tests.faults import finish, wait_until
+from tests.faults import finish
 from tests.servers import by_hand
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
@@ -41,32 +37,3 @@ def test_a_killed_scheduler_and_another_one_at_its_address(tmp_path: Path) -> No
         job.fit()
         assert written.items() <= job.tiles().items()  # no valid tile was written again
         assert is_identical(local, job)
-
-
-def test_the_work_of_others_on_the_same_scheduler_is_not_touched(tmp_path: Path) -> None:
-    with (
-        by_hand(tmp_path / "servers", DKRR_FAILPOINTS=SLOWLY) as cluster,
-        Client(cluster.address, set_as_default=False) as other,
-    ):
-        other.wait_for_workers(2, timeout=60)
-        pids = other.run(os.getpid)
-        array = np.arange(1000.0)
-        kept = other.submit(np.sum, array, key="kept")
-        (scattered,) = other.scatter([array])
-        job = ByHandJob(tmp_path / "job", cluster.address)
-        process = job.start_until_tiles(10)
-        slow = other.submit(time.sleep, 1, pure=False, priority=100)
-        process.send_signal(signal.SIGTERM)
-        ended = finish(process, 60)
-        assert ended.code == 75, ended.err
-        assert slow.result(timeout=60) is None
-        assert kept.result() == array.sum()
-        assert np.array_equal(scattered.result(), array)
-        assert other.run(os.getpid) == pids  # nothing was restarted
-        wait_until(lambda: len(other.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks))) == 3)
-        written = job.tiles()
-        time.sleep(2)
-        assert job.tiles() == written  # no tile is written after the end
-        job.fit()
-        assert kept.result() == array.sum()
-        assert other.run(os.getpid) == pids

@@ -126,21 +126,11 @@ def test_a_model_without_names_takes_columns_by_their_place(tmp_path: Path) -> N
     assert run("predict", tmp_path / "model.zarr", csv(FRAME, data), "-o", tmp_path / "out.npy").exit_code == 4
 
 
-def test_features_that_are_called_as_made_up_ones_are_matched_too(tmp_path: Path) -> None:
-    names = ["x0", "x1", "x2", "y"]
-    train = tmp_path / "train.csv"
-    FRAME.to_csv(train, index=False, header=names)
-    dkrr.ingest(train, tmp_path / "train.zarr", target="y")
-    dkrr.KernelRidge(alpha=1e-8).fit(tmp_path / "train.zarr").save(tmp_path / "model.zarr")
-    data = csv(FRAME.set_axis(names, axis=1)[["x2", "x0", "x1"]], tmp_path / "new.csv")
-    assert run("predict", tmp_path / "model.zarr", data, "-o", tmp_path / "out.npy").exit_code == 0
-    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), Y, atol=1e-6)
-
-
-def test_names_may_be_numbers(tmp_path: Path) -> None:
-    numbered = FRAME.set_axis(["0", "1", "2", "y"], axis=1)
-    mixed = numbered[["2", "y", "0", "1"]]
-    unnamed = FRAME[["a", "b", "c"]].set_axis(["2", "0", "1"], axis=1)
+@pytest.mark.parametrize("names", [("0", "1", "2"), ("x0", "x1", "x2")], ids=["numbers", "as made up"])
+def test_names_may_be_numbers_or_as_made_up_ones(names: tuple[str, ...], tmp_path: Path) -> None:
+    numbered = FRAME.set_axis([*names, "y"], axis=1)
+    mixed = numbered[[names[2], "y", *names[:2]]]
+    unnamed = FRAME[["a", "b", "c"]].set_axis([names[2], *names[:2]], axis=1)
     dkrr.KernelRidge(alpha=1e-8).fit(dkrr.ingest(numbered, tmp_path / "d.zarr", target="y")).save(tmp_path / "m.zarr")
     dkrr.KernelRidge(alpha=1e-8).fit(X, Y).save(tmp_path / "n.zarr")
     for name, frame in (("m.zarr", mixed), ("n.zarr", unnamed)):
@@ -560,23 +550,6 @@ def test_columns_are_kept_beside_predictions(source: str, output: str, model: Pa
     np.testing.assert_allclose(found["y"], Y, atol=1e-6)
 
 
-def test_types_of_parquet_and_values_that_are_missing_are_kept(model: Path, tmp_path: Path) -> None:
-    frame = FRAME.assign(
-        when=pd.date_range("2024-01-01", periods=120), number=np.arange(120), group=pd.Categorical(["u", "v"] * 60)
-    ).assign(note=[None, "x"] * 60)
-    frame.to_parquet(tmp_path / "new.parquet")
-    kept = [option for name in ("when", "number", "group", "note", "y") for option in ("--keep", name)]
-    for output in ("out.parquet", "out.csv"):
-        result = run("predict", model, tmp_path / "new.parquet", "-o", tmp_path / output, *kept)
-        assert result.exit_code == 0, result.output
-    found = pd.read_parquet(tmp_path / "out.parquet")
-    assert list(found.columns) == ["when", "number", "group", "note", "y", "y_predicted"]
-    assert found["when"].tolist() == frame["when"].tolist()
-    assert found["number"].dtype == np.int64
-    assert found["note"].isna().tolist() == frame["note"].isna().tolist()
-    np.testing.assert_allclose(found["y"], found["y_predicted"], atol=1e-6)
-
-
 @pytest.mark.parametrize("source", ["new.csv", "new.csv.gz", "new.parquet"])
 def test_text_is_kept_with_the_spaces_at_its_ends(source: str, model: Path, tmp_path: Path) -> None:
     names = ["  lead", "trail  ", "\u00a0nbsp", "\ttab", " ", "plain"] * 20
@@ -674,16 +647,6 @@ def test_what_cannot_be_kept_is_said(model: Path, tmp_path: Path) -> None:
         assert "write .csv or .parquet" in result.stderr
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"X.npy", "model.zarr", "new.csv", "train.zarr"}
-
-
-def test_a_registered_model_keeps_columns_too(model: Path, tmp_path: Path) -> None:
-    registry = ["--registry", tmp_path / "models"]
-    assert run("models", "add", "demo", model, "--promote", *registry).exit_code == 0
-    data = csv(MIXED, tmp_path / "new.csv")
-    result = run("predict", "demo@production", data, "-o", tmp_path / "out.csv", "--keep", "id", *registry)
-    assert result.exit_code == 0, result.output
-    found = pd.read_csv(tmp_path / "out.csv", dtype={"id": str})
-    assert found["id"].tolist() == MIXED["id"].tolist()
 
 
 # --- retraining ----------------------------------------------------------------------------------------------------

@@ -82,15 +82,6 @@ def test_the_second_of_two_ingests_is_told_who_writes(tmp_path: Path, others: Pa
 
 
 @pytest.mark.usefixtures("beside")
-def test_two_appends_add_the_rows_of_one(tmp_path: Path, others: Path) -> None:
-    dest, seen = tmp_path / "data.zarr", list[Result]()
-    dkrr.ingest(ROWS, dest)
-    dkrr.ingest(rows_that(lambda: seen.append(run("ingest", others, dest, "--append"))), dest, append=True)
-    assert [result.exit_code for result in seen] == [8]
-    np.testing.assert_array_equal(stored(dest), np.concatenate([ROWS, ROWS]))
-
-
-@pytest.mark.usefixtures("beside")
 def test_an_ingest_that_waits_finds_what_the_other_has_written(tmp_path: Path) -> None:
     dest, found = tmp_path / "data.zarr", list[Any]()
     second = threading.Thread(target=lambda: found.append(dkrr.ingest(ROWS, dest, wait=True)))
@@ -195,56 +186,11 @@ def fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return fitted
 
 
-@pytest.mark.parametrize("step", ["the data", "the training rows"])
-def test_two_jobs_that_begin_on_an_empty_store_both_end_well(
-    tmp_path: Path, fit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    """The second begins while the first writes what both need; would it clear that away, it did it when it is done."""
-    from dkrr.dataset import writer as module
-    from dkrr.dataset.writer import DatasetWriter
-
-    commit, clear, errors = DatasetWriter.commit, module.tidy, list[BaseException]()
-    begun, clearing, committed, cleared, ended = (threading.Event() for _ in range(5))
-
-    def second() -> None:
-        try:
-            fit("b", alpha=0.2)
-        except BaseException as exc:
-            errors.append(exc)
-
-    thread = threading.Thread(target=second)
-
-    def committing(writer: DatasetWriter, *arguments: Any) -> Any:
-        kind = "the training rows" if Path(str(writer.location)).name.endswith("-train.zarr") else "the data"
-        if kind != step or begun.is_set():
-            return commit(writer, *arguments)
-        begun.set()
-        thread.start()
-        clearing.wait(0.5)  # or it waits for this one, which is not to be seen
-        found = commit(writer, *arguments)
-        committed.set()
-        if clearing.is_set():
-            cleared.wait(10)
-        return found
-
-    def clears(location: Any) -> None:
-        if threading.current_thread() is thread:
-            clearing.set()
-            committed.wait(10)
-        clear(location)
-        if threading.current_thread() is thread:
-            cleared.set()
-            ended.wait(10)
-
-    monkeypatch.setattr(DatasetWriter, "commit", committing)
-    monkeypatch.setattr(module, "tidy", clears)
-    try:
-        assert fit("a").converged
-    finally:
-        ended.set()
-        thread.join()
-    assert errors == []
-    for name in "ab":
+def test_jobs_that_begin_on_an_empty_store_at_the_same_time_end_well(tmp_path: Path, fit: Callable[..., Any]) -> None:
+    """One writes the data and the training rows that all need; the others wait for them, and clear nothing away."""
+    names = iter("abc")
+    assert all(result.converged for result in at_once(3, lambda: fit(next(names))))
+    for name in "abc":
         assert run("info", "--verify", tmp_path / "runs" / name / "model.zarr").exit_code == 0
     assert not list(tmp_path.rglob("*.lock"))
 

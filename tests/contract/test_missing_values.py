@@ -234,16 +234,6 @@ def test_decimal_commas_from_init_to_predict(tmp_path: Path) -> None:
     assert np.allclose(np.load(tmp_path / "p.npy"), model.predict(rows), rtol=1e-12)
 
 
-def test_jobs_of_before_are_the_same_jobs() -> None:
-    from dkrr.jobs.spec import JobSpec
-
-    document = {"data": {"path": "/d.csv"}}
-    assert not {"missing", "decimal"} & set(JobSpec.from_dict(document).to_dict()["data"])
-    document["data"] |= {"missing": "drop", "decimal": ","}
-    assert JobSpec.from_dict(document).to_dict()["data"]["missing"] == "drop"
-    assert JobSpec.from_dict(JobSpec.from_dict(document).to_dict()) == JobSpec.from_dict(document)
-
-
 @pytest.mark.parametrize("label", ["NA", ""])
 def test_rows_of_which_none_has_a_class(label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_process(monkeypatch)

@@ -304,13 +304,6 @@ def test_json_has_null_for_what_is_no_number(place: Path) -> None:
     assert json.loads(result.stdout, parse_constant=pytest.fail)["r2"] is None
 
 
-def test_one_prediction_an_output(place: Path) -> None:
-    with hold_lock("out.csv.work"):
-        result = run("predict", "model.zarr", "data.zarr", "-o", "out.csv")
-    assert result.exit_code == 8, result.output
-    assert not Path("out.csv").exists()
-
-
 def test_nothing_is_written_beside_a_version_when_it_is_scored(place: Path) -> None:
     model = ModelRegistry("models").open("demo")
     model.add("model.zarr")

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dkrr.dataset import Dataset, ingest, open_dataset
-from dkrr.errors import DamagedChunkError, DataError, StorageFullError, StoreError, StoreMismatchError
+from dkrr.errors import DamagedChunkError, DataError, StorageFullError, StoreMismatchError
 from tests.faults import Command, failing_at, swap
 
 RANDOM = np.random.default_rng(11)
@@ -160,15 +160,6 @@ def test_a_killed_append_leaves_the_rows_of_before(tmp_path: Path) -> None:
         found.verify()
         assert found.digest == before.digest
     assert facts(work(tmp_path, "append")) == facts(ingest(X[:1500], tmp_path / "whole.zarr", y=Y[:1500]))
-
-
-def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise PermissionError(13, "Permission denied", "there")
-
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(StoreError, match="no permission to use there"):
-        ingest(X[:10], tmp_path / "out.zarr")
 
 
 def test_existing_data_set(tmp_path: Path) -> None:

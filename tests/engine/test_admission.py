@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import dask
 import pytest
@@ -117,18 +115,6 @@ def test_no_worker_for_too_long(client: Client, tmp_path: Path) -> None:
     client.cluster.scale(0)
     with pytest.raises(ClusterError, match="no worker that may be used has been there for 1 s"):
         executor.run("slow", slow_task, str(tmp_path), graph(1000))
-
-
-def test_where_all_workers_have_left_no_task_goes_to_another_one(worker: WorkerInfo) -> None:
-    admission = Admission(SimpleNamespace(nthreads=only_a_stranger), [replace(worker, address="tcp://127.0.0.1:2")])
-    asyncio.run(admission._look())
-    assert admission.present == []
-    assert admission.choose()  # none would mean any
-    assert not admission.can_run(admission.choose())
-
-
-async def only_a_stranger(asynchronous: bool) -> dict[str, int]:
-    return {"tcp://127.0.0.1:9": 1}
 
 
 # --- what is compared, and how many are named -------------------------------------------------------------------------

@@ -12,20 +12,15 @@ from typing import Any
 import pytest
 from distributed import Client
 
-from dkrr.engine.cluster import checked_executor, local_cluster
+from dkrr.engine.cluster import checked_executor
 from dkrr.engine.tasks import InProcessExecutor
-from dkrr.engine.workers import WorkerMemory, check_workers, describe_executor, process_versions, roster
+from dkrr.engine.workers import check_workers, describe_executor, process_versions, roster, worker_memory
 from dkrr.errors import ClusterError
-from tests.faults import wait_until
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with (
-        local_cluster(workers=2, memory_limit="1GiB") as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        yield client
+@pytest.fixture
+def client(cluster_client: Client) -> Client:
+    return cluster_client
 
 
 @contextmanager
@@ -150,8 +145,8 @@ def test_a_stopped_worker(client: Client) -> None:
 
 
 def test_what_is_said_of_workers(cluster_client: Any) -> None:
-    memory = WorkerMemory(checked_executor(cluster_client))
-    sizes = wait_until(lambda: len(now := memory.poll()) == 2 and now, 30)
+    sizes = worker_memory(checked_executor(cluster_client))
+    assert len(sizes) == 2
     assert all(10**7 < size < 2**31 for size in sizes.values())
     found = describe_executor(checked_executor(cluster_client))
     (group,) = found["workers"]  # they are alike

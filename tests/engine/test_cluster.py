@@ -22,7 +22,7 @@ import pytest
 from distributed import Client
 
 from dkrr.engine import local
-from dkrr.engine.cluster import connect, find_client, local_cluster, runs_in_process
+from dkrr.engine.cluster import connect, find_client, local_cluster
 from dkrr.errors import ClusterError, ParameterError
 from tests.faults import descendants, wait_until
 
@@ -196,13 +196,6 @@ def test_the_usual_client_is_found(client: Client) -> None:
         with client.as_current():
             assert find_client() is client
     assert find_client() is None
-
-
-def test_no_client_inside_a_task(client: Client) -> None:
-    with client.as_current():
-        assert client.submit(runs_in_process, pure=False).result() is True
-        assert client.submit(find_client, pure=False).result() is None
-    assert runs_in_process() is False
 
 
 # --- connecting -------------------------------------------------------------------------------------------------------

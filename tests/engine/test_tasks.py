@@ -15,7 +15,6 @@ from dkrr.engine import tasks
 from dkrr.engine.tasks import (
     BUNDLE_FLOPS,
     BUNDLE_TASKS,
-    Bundle,
     DaskExecutor,
     InProcessExecutor,
     Node,
@@ -23,10 +22,7 @@ from dkrr.engine.tasks import (
     run_task,
 )
 from dkrr.errors import CancelledError, ClusterError, MemoryBudgetError, StorageFullError, StoreError
-from dkrr.linalg.cholesky import Split
-from dkrr.linalg.direct import cholesky_nodes
 from dkrr.store.interruption import check_cancelled
-from dkrr.tiles import TileGrid
 from tests.faults import wait_until
 
 
@@ -45,39 +41,13 @@ def layers(count: int, width: int, flops: float = 1e6) -> list[Node]:
     return found
 
 
-def messages(nodes: list[Node], threads: int = 2, *, ended: bool = False) -> list[Bundle]:
-    """All messages; with ``ended`` each is sent when those before it have run."""
-    queue, found = Queue(nodes, threads), []
-    while bundle := queue.take():
-        found.append(bundle)
-        queue.finished(bundle if ended else ())
-    return found
-
-
 def sizes(nodes: list[Node], threads: int = 2) -> list[int]:
-    return [len(bundle) for bundle in messages(nodes, threads)]
+    """How many tasks each message has."""
+    queue = Queue(nodes, threads)
+    return [len(bundle) for bundle in iter(queue.take, ())]
 
 
 # --- what is sent, and what goes together -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("threads", [1, 64])
-@pytest.mark.parametrize(
-    "graph",
-    [
-        independent(1, 1e7),
-        independent(500, 1e7),
-        layers(6, 20),
-        cholesky_nodes(TileGrid(1920, 64), Split(num_columns=9)),
-    ],
-    ids=["one", "independent", "layers", "cholesky"],
-)
-def test_every_task_is_sent_once_after_what_it_waits_for(graph: list[Node], threads: int) -> None:
-    seen: set[Any] = set()
-    for bundle in messages(graph, threads, ended=True):
-        assert all(key in seen for node in bundle for key in node.dependencies)
-        seen.update(node.key for node in bundle)
-    assert seen == {node.key for node in graph}
 
 
 def test_short_tasks_share_a_message_and_the_last_ones_do_not() -> None:

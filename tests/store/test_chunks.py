@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dkrr.errors import DamagedChunkError, StoreError, StoreMismatchError
 from dkrr.store.chunks import ChunkArray
@@ -90,15 +87,3 @@ def test_foreign_metadata_is_refused_before_any_chunk(tmp_path: Path, change: di
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(StoreError, match=message):
         ChunkArray.open(str(tmp_path), "x")
-
-
-@settings(max_examples=30, deadline=None)
-@given(n=st.integers(1, 40), rows=st.integers(1, 17), columns=st.integers(1, 5), seed=st.integers(0, 9))
-def test_any_shape_round_trips(n: int, rows: int, columns: int, seed: int) -> None:
-    with tempfile.TemporaryDirectory() as store:
-        array = ChunkArray.create(store, "", shape=(n, columns), chunks=(rows, columns))
-        values = np.random.default_rng(seed).standard_normal((array.num_chunks[0] * rows, columns))
-        for i in range(array.num_chunks[0]):
-            array.write((i, 0), np.ascontiguousarray(values[i * rows : (i + 1) * rows]))
-        np.testing.assert_array_equal(zarr.open_array(store, mode="r", zarr_format=3)[:], values[:n])
-        assert not array.read((0, 0)).flags.writeable

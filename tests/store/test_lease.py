@@ -118,7 +118,7 @@ def test_processes_that_contend_for_a_lock_never_hold_it_together(tmp_path: Path
     code = (
         "import os, sys\nfrom dkrr.errors import LockedError\nfrom dkrr.store.lease import hold_lock\n"
         "held = 0\n"
-        "for _ in range(300):\n"
+        "for _ in range(150):\n"
         "    try:\n"
         "        with hold_lock(sys.argv[1]):\n"
         "            os.mkdir(sys.argv[2])\n"
