@@ -58,7 +58,7 @@ from dkrr.jobs.run_directory import RunDirectory
 from dkrr.jobs.spec import JobSpec
 from dkrr.kernels import Kernel
 from dkrr.linalg.catalogue import Ancestor, ancestors, record_rows
-from dkrr.linalg.cholesky import Split
+from dkrr.linalg.direct import Split
 from dkrr.linalg.loss import make_loss
 from dkrr.linalg.products import ArrayRows
 from dkrr.linalg.solution import NystromSettings, Solution

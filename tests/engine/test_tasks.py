@@ -23,8 +23,7 @@ from dkrr.engine.tasks import (
     run_task,
 )
 from dkrr.errors import CancelledError, ClusterError, MemoryBudgetError, StorageFullError, StoreError
-from dkrr.linalg.cholesky import Split
-from dkrr.linalg.direct import cholesky_nodes
+from dkrr.linalg.direct import Split, cholesky_nodes
 from dkrr.store.interruption import check_cancelled
 from dkrr.tiles import TileGrid
 from tests.faults import wait_until
