@@ -357,7 +357,7 @@ class TileSeconds:
         """Seconds of one task; a ragged tile has fewer rows, and is read and written whole."""
         i, j = key[:2]
         rows, columns = grid.rows(i) / grid.tile_size, grid.rows(j) / grid.tile_size
-        first = split.num_first(grid, i, j)
+        first = split.num_first(grid, j)
         if len(key) == 3:
             terms, seconds = first, self.make * rows * columns + self.write + self.task
         else:

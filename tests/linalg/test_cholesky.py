@@ -104,7 +104,7 @@ def test_what_an_attempt_left_is_used_unless_it_is_damaged_or_of_another_split(
     assert not (tmp_path / "L-sums.zarr").exists()
 
 
-@pytest.mark.parametrize("split", [Split(), Split(num_columns=3, num_last=4), Split(num_columns=40), Split(new_from=5)])
+@pytest.mark.parametrize("split", [Split(), Split(num_columns=3, num_last=4), Split(num_columns=40)])
 @pytest.mark.parametrize("num_finished", [0, 20, 54])
 def test_tasks_wait_for_what_they_read(split: Split, num_finished: int) -> None:
     """Every task comes behind all tiles that it reads, by way of its dependencies."""
@@ -112,7 +112,7 @@ def test_tasks_wait_for_what_they_read(split: Split, num_finished: int) -> None:
     for node in cholesky_nodes(grid, split, num_finished):
         reached[node.key] = set(node.dependencies).union(*(reached[key] for key in node.dependencies))
         i, j, *part = node.key
-        terms = split.num_first(grid, i, j) if part else j
+        terms = split.num_first(grid, j) if part else j
         needed = {(row, k) for k in range(terms) for row in (i, j)} | ({(j, j)} if i != j and not part else set())
         assert needed <= reached[node.key], node
 
