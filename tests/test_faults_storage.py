@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from dkrr.dataset import ingest, open_dataset, prepare_rows
+from dkrr.engine.cluster import checked_executor
 from dkrr.errors import (
     DamagedChunkError,
     DataError,
@@ -27,13 +28,16 @@ from dkrr.errors import (
     StoreError,
 )
 from dkrr.fit.fitting import FitSettings, fit_rows
+from dkrr.linalg.cg import Checkpoint
 from dkrr.linalg.direct import CholeskyFactor, factorise
 from dkrr.linalg.operators import BlockColumns, RidgeOperator
+from dkrr.linalg.products import ArrayRows
+from dkrr.linalg.solution import IterativeSettings, Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import Model, load_model
 from dkrr.models.prediction import predict_dataset, score_dataset
 from dkrr.store.files import join, remove_array, storage_errors
-from dkrr.tiles import TileMatrix
+from dkrr.tiles import TileGrid, TileMatrix
 from tests.faults import (
     DAMAGES,
     GET_KINDS,
@@ -51,7 +55,8 @@ from tests.faults import (
     swap,
     times,
 )
-from tests.linalg.helpers import operator, rows
+from tests.linalg.helpers import Apart, operator, rows
+from tests.test_faults_cluster import cluster
 
 __all__ = ["objects_in_memory"]
 
@@ -59,13 +64,19 @@ pytestmark = pytest.mark.usefixtures("objects_in_memory")
 
 N, TILE, NEW = 150, 32, 90
 NUM_TILES = 15  # five a side, the last one ragged; the last two columns have partial sums
+KINDS: dict[str, dict[str, Any]] = {
+    "stored": {"gram": "stored"},
+    "cg": {"solver": "cg", "iterative": IterativeSettings(tol=1e-8, rank=60)},
+}
 PHASE_ROWS = 80  # for the phases whose every access fails once: three tiles a side
 
 
 @pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retries at once: the pauses between them are not what is tested."""
+def small_and_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retries without pauses, products in six pairs of super-blocks, and a checkpoint every four iterations."""
     monkeypatch.setattr("dkrr.engine.tasks.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("dkrr.linalg.matmul.super_blocks", lambda n, *_: TileGrid(n, 64))
+    monkeypatch.setattr(Checkpoint, "is_due", lambda checkpoint, iteration: iteration % 4 == 0)
 
 
 @cache
@@ -100,18 +111,19 @@ class Fit:
     """A fit and a prediction in a folder; running it again continues."""
 
     folder: Path
+    kind: str = "stored"
     executor: Any = None
 
     def __post_init__(self) -> None:
         if not self.folder.exists():
             shutil.copytree(prepared_rows(), self.folder)
         self.store, self.model = self.folder / "store", self.folder / "model.zarr"
-        self.executor = self.executor or InTurn()
+        self.executor = self.executor or (Apart() if self.kind == "cg" else InTurn())
 
     def run(self) -> None:
         train = open_dataset(str(self.folder / "rows.zarr"))
         kernel = operator(train).kernel
-        settings = FitSettings(kernel=kernel, alpha=(1e-2,), tile_size=TILE, gram="stored")
+        settings = FitSettings(kernel=kernel, alpha=(1e-2,), tile_size=TILE, **KINDS[self.kind])
         work = Workspace(store=str(self.store), executor=self.executor, blas="test")
         with fit_rows(train, settings, work) as result:
             assert result.operator.rows is not None
@@ -119,7 +131,7 @@ class Fit:
                 kernel=kernel,
                 x_fit=train.X,
                 dual_coef=result.dual_coef,
-                solution=replace(result.solution, seconds={}, reused={}),
+                solution=replace(result.solution, seconds={}, reused={}, message=""),
                 center=np.asarray(result.operator.rows.center),
             )
             model.save(str(self.model), overwrite=True)
@@ -144,9 +156,9 @@ class Fit:
 
 
 @cache
-def undisturbed() -> tuple[Any, ...]:
+def undisturbed(kind: str = "stored") -> tuple[Any, ...]:
     """What every fit must end with."""
-    fit = Fit(scratch() / "undisturbed")
+    fit = Fit(scratch() / f"undisturbed-{kind}", kind)
     fit.run()
     return fit.state()
 
@@ -154,7 +166,7 @@ def undisturbed() -> tuple[Any, ...]:
 def finished(folder: Path) -> Fit:
     """A copy of the undisturbed fit."""
     undisturbed()
-    shutil.copytree(scratch() / "undisturbed", folder)
+    shutil.copytree(scratch() / "undisturbed-stored", folder)
     return Fit(folder)
 
 
@@ -167,10 +179,12 @@ def finished(folder: Path) -> Fit:
         ("written*/c/*", "eio"),
     ],
 )
-def test_every_access_of_a_fit_may_fail_once(site: str, action: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_access_of_a_fit_may_fail_once(kind: str, site: str, action: str, tmp_path: Path) -> None:
     """A task tries again, so that one failure within a task is not even noticed; elsewhere it ends the fit with E."""
-    for number in range(1, 1000, 13 if site == "read*/c/*" else 3):
-        fit = Fit(tmp_path / str(number))
+    step = {"stored": 3, "cg": 37}[kind] * (1 if site != "read*/c/*" else 4 if kind == "stored" else 2)
+    for number in range(1, 4000, step):
+        fit = Fit(tmp_path / str(number), kind)
         with failing_at(f"{site}:@{number}:{action}") as points:
             outcome = attempt(lambda fit=fit: (fit.run(), fit.predict()), "B")
         if points.rules[0].visits < number:
@@ -178,7 +192,7 @@ def test_every_access_of_a_fit_may_fail_once(site: str, action: str, tmp_path: P
             assert number > 10
             break
         fit.run()
-        assert fit.state() == undisturbed(), number
+        assert fit.state() == undisturbed(kind), number
     else:
         pytest.fail("the fault never stopped firing")
 
@@ -428,13 +442,51 @@ def test_swapped_tiles_of_a_finished_factor_are_found_by_the_residual(tmp_path: 
     solve(system, factor)
 
 
-def _some_solution() -> Any:
-    from dkrr.linalg.solution import Solution
+# --- conjugate gradients: the bits depend on what was interrupted where, the answer does not --------------------------
 
-    return Solution(
-        solver="cholesky", precision="float64", converged=True, num_iterations=0,
-        relative_residual=[0.0], backward_error=[0.0],
-    )  # fmt: skip
+
+def assert_right(fit: Fit) -> None:
+    """Predictions to what the tolerance of the iterations leaves."""
+    shutil.rmtree(fit.folder / "predicted.zarr", ignore_errors=True)  # of coefficients with other bits
+    found, expected = (np.frombuffer(values) for values in (fit.predict(), undisturbed("cg")[2]))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_preconditioner_of_an_interrupted_fit(damage: str, tmp_path: Path) -> None:
+    """Made again where it shows; else it costs iterations."""
+    fit = Fit(tmp_path / "fit", "cg")
+    with failing_at("write*/state.npz:1:enospc"), pytest.raises(StorageFullError):
+        fit.run()
+    DAMAGES[damage](next(path for path in chunk_files(fit.store) if "preconditioners" in str(path)))
+    if attempt(fit.run, "T") != "T":
+        fit.run()
+    assert_right(fit)
+
+
+@pytest.mark.parametrize("fault", ["@3:nan", "@43:nan", "@3:bitflip", "@43:bitflip", "0.008:bitflip"])
+def test_what_memory_does_to_a_product_is_found(fault: str, tmp_path: Path) -> None:
+    """A flipped bit is finite: the true residual finds it, or the direction does."""
+    fit = Fit(tmp_path / "fit", "cg")
+    with failing_at(f"seed=0;compute.multiply.pair:{fault}"):
+        assert attempt(lambda: (fit.run(), assert_right(fit)), "T") in "ET"
+    fit.run()
+    assert_right(fit)
+
+
+@pytest.mark.system
+@pytest.mark.short
+def test_workers_are_killed_in_every_phase_of_an_iteration(tmp_path: Path) -> None:
+    """After a pair was computed, after it was written, and before a file has its name."""
+    fit, once = Fit(tmp_path / "fit", "cg"), tmp_path / "once"
+    sites = ["compute.multiply.pair:@5", "written*/c/*:@9", "write*/c/*:@13"]
+    with cluster(";".join(f"{site}:sigkill" for site in sites), once) as client:
+        fit.executor = checked_executor(client)
+        fit.executor.stall_seconds = 60.0
+        fit.run()
+    assert {path.name for path in once.iterdir()} == {"0", "1", "2"}
+    fit.executor = InTurn()
+    assert_right(fit)
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES, "swapped"])
@@ -446,9 +498,8 @@ def test_damage_never_changes_a_prediction(part: str, damage: str, tmp_path: Pat
     x = rng.standard_normal((n, 2))
     data = ingest(x, tmp_path / "rows.zarr", y=x[:, :1], rows_per_chunk=1024)
     kernel = operator(data).kernel
-    solution = _some_solution()
-    from dkrr.linalg.products import ArrayRows
-
+    facts: dict[str, Any] = {"solver": "cholesky", "precision": "float64", "converged": True, "num_iterations": 0}
+    solution = Solution(relative_residual=[0.0], backward_error=[0.0], **facts)
     coefficients = rng.standard_normal((n, 1))
     model = Model(kernel=kernel, x_fit=ArrayRows(x), dual_coef=ArrayRows(coefficients), solution=solution)
     model.save(tmp_path / "model.zarr")

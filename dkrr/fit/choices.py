@@ -22,9 +22,9 @@ from dkrr.dataset import DRIFT_LIMIT
 from dkrr.errors import ParameterError
 from dkrr.kernels import Kernel
 from dkrr.kernels.features import count_features
-from dkrr.linalg.cholesky import Split
+from dkrr.linalg.direct import Split
+from dkrr.linalg.preconditioner import choose_rank
 from dkrr.linalg.primal import MAX_FEATURES
-from dkrr.linalg.rpcholesky import choose_rank
 from dkrr.linalg.solution import Foreseen, IterativeSettings, NystromSettings, way_name
 from dkrr.linalg.workspace import choose_gram
 

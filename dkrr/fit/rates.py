@@ -56,8 +56,7 @@ from dkrr.engine.machine import (
 from dkrr.engine.tasks import WINDOW, Bundle, Key, Queue
 from dkrr.errors import DkrrError, StorageFullError
 from dkrr.kernels import Kernel, kernel_from_dict, make_kernel
-from dkrr.linalg.cholesky import Split
-from dkrr.linalg.direct import cholesky_nodes, usual_split
+from dkrr.linalg.direct import Split, cholesky_nodes, usual_split
 from dkrr.linalg.products import is_nonnegative, kernel_product
 from dkrr.linalg.workspace import task_bytes
 from dkrr.store.files import delete_key, is_url, join, name_of, parent_of, read_key, write_key
@@ -361,7 +360,7 @@ class TileSeconds:
         """Seconds of one task; a ragged tile has fewer rows, and is read and written whole."""
         i, j = key[:2]
         rows, columns = grid.rows(i) / grid.tile_size, grid.rows(j) / grid.tile_size
-        first = split.num_first(grid, i, j)
+        first = split.num_first(grid, j)
         if len(key) == 3:
             terms, seconds = first, self.make * rows * columns + self.write + self.task
         else:

@@ -44,9 +44,8 @@ from dkrr.kernels import Kernel
 from dkrr.kernels.pairwise import MIN_COLUMNS
 from dkrr.linalg.cg_solver import EPS32, FIRST_SHIFT, MAX_SHIFTS, SHIFT_GROWTH
 from dkrr.linalg.operators import dots, ratio, read_rows, rows_of
-from dkrr.linalg.preconditioner import ShiftedGram
+from dkrr.linalg.preconditioner import ShiftedGram, pivot_rows
 from dkrr.linalg.products import kernel_product
-from dkrr.linalg.rpcholesky import pivot_rows
 
 FloatArray = NDArray[np.float64]
 

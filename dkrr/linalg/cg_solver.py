@@ -89,8 +89,7 @@ from dkrr.linalg.operators import (
     norms,
     ratio,
 )
-from dkrr.linalg.preconditioner import LowRank, low_rank_fields
-from dkrr.linalg.rpcholesky import choose_rank
+from dkrr.linalg.preconditioner import LowRank, choose_rank, low_rank_fields
 from dkrr.linalg.solution import Foreseen, IterativeSettings, Solution, is_limit
 from dkrr.linalg.triangular import substitute
 from dkrr.linalg.workspace import ResidualTrace, Workspace

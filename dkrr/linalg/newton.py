@@ -37,8 +37,7 @@ from dkrr.linalg.cg import CGState, Preconditioner, conjugate_gradients
 from dkrr.linalg.loss import PiecewiseQuadratic, make_loss
 from dkrr.linalg.loss_problem import GramColumns, LossProblem, Matrix, Minimiser, Vector, certify, root_of
 from dkrr.linalg.operators import dots, norms, ratio
-from dkrr.linalg.preconditioner import ShiftedGram
-from dkrr.linalg.rpcholesky import pivot_rows
+from dkrr.linalg.preconditioner import ShiftedGram, pivot_rows
 from dkrr.linalg.solution import IterativeSettings
 from dkrr.tiles.blas import potrf, trsm_right
 

@@ -100,10 +100,10 @@ from dkrr.linalg.operators import (
     target_alphas,
     total_weight,
 )
+from dkrr.linalg.preconditioner import pivot_rows
 from dkrr.linalg.primal import Equations, left_out
 from dkrr.linalg.primal_passes import CentreFeatures, DatasetRows, FeatureRows, MemoryRows
 from dkrr.linalg.products import Precision, is_nonnegative
-from dkrr.linalg.rpcholesky import pivot_rows
 from dkrr.linalg.solution import IterativeSettings, NystromSettings, Solution
 from dkrr.linalg.workspace import BARE_BYTES, BASELINE_BYTES, Workspace, check_task_memory, resumable_folder
 from dkrr.store.files import place, remove_array, storage_errors

@@ -56,7 +56,7 @@ from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.store import made
 
 if TYPE_CHECKING:
-    from dkrr.linalg.cholesky import Split
+    from dkrr.linalg.direct import Split
 
 Owners = Mapping[str, Callable[[tuple[int, ...]], object]]
 """For the location of each array that tasks read: how its chunk with an index is made again, or made missing."""

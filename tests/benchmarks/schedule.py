@@ -9,7 +9,7 @@ from __future__ import annotations
 import click
 
 from dkrr.fit.rates import TileSeconds, choose_split, choose_tiles, nominal_machine, simulate
-from dkrr.linalg.cholesky import Split
+from dkrr.linalg.direct import Split
 from dkrr.linalg.workspace import choose_tile_size
 from dkrr.tiles import TileGrid
 

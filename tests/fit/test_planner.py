@@ -13,7 +13,7 @@ from dkrr.fit.plan import Decision, decide
 from dkrr.fit.rates import Machine, TileSeconds, choose_split, choose_tiles, nominal_machine, simulate
 from dkrr.fit.trial import Trial
 from dkrr.kernels import make_kernel
-from dkrr.linalg.cholesky import Split
+from dkrr.linalg.direct import Split
 from dkrr.linalg.workspace import choose_tile_size, task_bytes
 from dkrr.tiles import TileGrid
 from tests.reference import dense_krr

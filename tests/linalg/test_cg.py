@@ -1,8 +1,10 @@
-"""Conjugate gradients in memory against dense solves, and every way in which they can fail."""
+"""Conjugate gradients in memory against dense solves, every way in which they can fail, and what they say."""
 
 from __future__ import annotations
 
 import pickle
+from contextlib import nullcontext
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,9 @@ import pytest
 
 from dkrr.errors import ConvergenceError, DataError, NotPositiveDefiniteError, PreconditionerError
 from dkrr.linalg.cg import Preconditioner, conjugate_gradients
-from dkrr.linalg.solution import IterativeSettings
+from dkrr.linalg.cg_solver import Forecast
+from dkrr.linalg.solution import Foreseen, IterativeSettings
+from dkrr.linalg.workspace import MOST_POINTS, ResidualTrace
 
 ALPHA = np.array([1e-2, 1.0, 0.1, 10.0, 0.3])
 
@@ -38,24 +42,10 @@ class System:
         return np.linalg.norm(self.rhs - self.matrix @ x - alpha * x, axis=0) / np.linalg.norm(self.rhs, axis=0)
 
 
-class Spectral:
-    """The inverse of the best approximation of a given rank, plus alpha."""
-
-    inexact = False
-
-    def __init__(self, matrix: np.ndarray, rank: int) -> None:
-        w, v = np.linalg.eigh(matrix)
-        self.w, self.v, self.description = w[-rank:, None], v[:, -rank:], f"eigenvectors, rank {rank}"
-
-    def apply(self, r: np.ndarray, alpha: np.ndarray) -> np.ndarray:
-        return (r - self.v @ (self.w / (self.w + alpha) * (self.v.T @ r))) / alpha
-
-
-@pytest.mark.parametrize("rank", [0, 40])
 @pytest.mark.parametrize("n", [1, 300])
-def test_each_column_has_its_own_alpha(n: int, rank: int) -> None:
+def test_each_column_has_its_own_alpha(n: int) -> None:
     system = System(n)
-    result = system.solve(precondition=Spectral(system.matrix, min(n, rank)) if rank else None, tol=1e-11)
+    result = system.solve(tol=1e-11)
     for k, alpha in enumerate(ALPHA):
         expected = np.linalg.solve(system.matrix + alpha * np.eye(n), system.rhs[:, k])
         np.testing.assert_allclose(result.x[:, k], expected, rtol=1e-8, atol=1e-8)
@@ -99,17 +89,6 @@ def test_an_approximate_product_gives_the_exact_answer() -> None:
     result = system.solve(multiply=multiply, true_multiply=system.multiply, tol=1e-11)
     assert (system.residual(result.x) <= 1e-11).all()
     assert len(system.columns) < len(single) / 8
-
-
-def test_a_product_that_errs_once_is_found_by_the_true_residual() -> None:
-    system = System()
-
-    def multiply(p: np.ndarray) -> np.ndarray:
-        product = system.multiply(p)
-        product[7] *= 1.0 + 1e-3 * (len(system.columns) == 30)
-        return product
-
-    assert (system.residual(system.solve(multiply=multiply, tol=1e-9).x) <= 1e-9).all()
 
 
 def test_a_tolerance_out_of_reach_says_what_is_in_reach() -> None:
@@ -185,3 +164,64 @@ def test_a_good_start_saves_products() -> None:
     system.columns.clear()
     assert np.array_equal(system.solve(start=first.x).x, first.x)
     assert len(system.columns) == 1, "a start that is the answer costs one product"
+
+
+def forecast(residuals: list[float], foreseen: Foreseen | None = None, limit: int = 1000) -> Forecast:
+    found = Forecast(1e-8, limit, foreseen, count(0, 2).__next__)  # two seconds an iteration
+    for number, value in enumerate(residuals, 1):
+        found.add(number, value)
+    return found
+
+
+PLAN = Foreseen(low=2, high=8)
+
+
+def falling(number: int, rate: float = 0.5) -> list[float]:
+    return [rate**k for k in range(1, number + 1)]
+
+
+@pytest.mark.parametrize("number", [5, 12, 20])
+def test_a_steady_fall_tells_the_end(number: int) -> None:
+    assert forecast(falling(number)).total == pytest.approx(np.log(1e-8) / np.log(0.5), abs=1)
+
+
+def test_the_plan_speaks_before_the_residuals() -> None:
+    plan = Foreseen(low=8, high=29)
+    found = forecast([0.9, 0.8], plan)
+    assert (found.phase, found.total) == ("cg, 8 to 29 foreseen", 29)
+    assert forecast([0.9] * 6, plan).total == 29
+    assert forecast(falling(6, 0.99), plan).total == 58  # not 1,800: it is early
+    assert forecast(falling(6, 0.001), plan).total <= 8
+    assert forecast(falling(40, 0.9), plan).total == pytest.approx(175, abs=2)
+    assert forecast(falling(40, 0.9), plan, limit=100).total == 100
+
+
+@pytest.mark.parametrize(
+    ("residuals", "plan", "price", "slow"),
+    [
+        (falling(17, 0.9), PLAN, 300.0, True),  # about 158 more, 316 s
+        (falling(17, 0.9), PLAN, 330.0, False),
+        (falling(16, 0.9), PLAN, 0.1, False),  # not yet twice the upper end
+        (falling(17, 0.9), PLAN, None, False),
+        (falling(17, 0.9), None, 0.1, False),
+        ([0.5] * 17, PLAN, 1e6, True),
+    ],
+)
+def test_an_iteration_is_slow_when_another_way_is_done_sooner(
+    residuals: list[float], plan: Foreseen | None, price: float | None, slow: bool
+) -> None:
+    with pytest.raises(ConvergenceError, match="at most 8 were foreseen") if slow else nullcontext():
+        forecast(residuals, plan).check(len(residuals), np.array(residuals[-1:]), lambda: price)
+
+
+@pytest.mark.parametrize("count", [1, MOST_POINTS, MOST_POINTS + 1, 12_345])
+def test_a_long_history_is_thinned(count: int) -> None:
+    trace = ResidualTrace("cg", 1e-8, [0.1])
+    trace.add(7, np.array([0.5]))  # resumed: the first six were in another process
+    trace.replace([np.array([1.0 / (k + 1)]) for k in range(count)])
+    found = trace.to_dict()
+    assert count > MOST_POINTS or found["iterations"] == list(range(count))
+    assert len(found["iterations"]) <= MOST_POINTS
+    assert (found["iterations"][0], found["iterations"][-1]) == (0, count - 1)
+    assert found["relative_residual"] == [[1.0 / (k + 1)] for k in found["iterations"]]
+    assert len(set(np.diff(found["iterations"][:-1]).tolist())) <= 1  # evenly spaced but for the last one

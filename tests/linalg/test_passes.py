@@ -124,10 +124,10 @@ def test_whatever_travels_is_made_again_when_it_is_damaged(
 def test_an_interrupted_fit_goes_on_to_the_same_bits(
     solve: Solve, fault: str, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No chunk that it has left, other than of vectors, is made again; what a device refuses once is tried again."""
+    """No chunk that it has left, but of vectors, is made again; a task tries again what a device refuses once."""
     monkeypatch.setattr("dkrr.engine.tasks.time.sleep", lambda seconds: None)
     undisturbed = solved(solve, dataset, tmp_path / "whole")
-    with failing_at(fault), contextlib.suppress(MemoryError):
+    with failing_at(fault), contextlib.suppress(MemoryError, OSError):
         solved(solve, dataset, tmp_path)
     before = times(tmp_path / "store")
     assert np.array_equal(solved(solve, dataset, tmp_path), undisturbed)
