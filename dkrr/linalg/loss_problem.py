@@ -99,18 +99,20 @@ class GramColumns:
         values: Matrix,
         out: Matrix,
         precision: Literal["float64", "float32"] = "float64",
+        some: NDArray[np.intp] | None = None,
     ) -> None:
-        """out (n, t) += K[:, index] values (k, t)."""
-        n = len(self.rows)
+        """out (n, t) += K[:, index] values (k, t), or (m, t) for the m rows ``some``."""
+        left = self.rows if some is None else self.rows[some]
+        n = len(left)
         with self._lock:
             self.num_entries += n * len(index)
         if self.kernel is None:
-            out += self.rows[:, index] @ values
+            out += left[:, index] @ values
             return
         kernel, chosen, values = self.kernel, np.ascontiguousarray(self.rows[index]), np.ascontiguousarray(values)
 
         def part(start: int, stop: int) -> None:
-            rows, none = self.rows[start:stop], np.empty((stop - start, 0))
+            rows, none = left[start:stop], np.empty((stop - start, 0))
             if len(chosen) < len(rows):  # the long side is the one that compiled code takes in vectors
                 few, part = none[: len(chosen)], out[start:stop]
                 kernel_product(kernel, chosen, rows, none, few, u=values, out_t=part, precision=precision)
@@ -121,15 +123,15 @@ class GramColumns:
         ends = np.linspace(0, n, threads + 1).astype(int).tolist()
         list((map if threads == 1 else self.pool.map)(part, ends[:-1], ends[1:]))
 
-    def product(self, values: Matrix) -> Matrix:
-        """K values, (n,) or (n, t), of the columns where any of the values is not zero."""
+    def product(self, values: Matrix, some: NDArray[np.intp] | None = None) -> Matrix:
+        """K values, (n,) or (n, t), of the columns where any of the values is not zero; of ``some`` rows alone."""
         index = np.flatnonzero(values if values.ndim == 1 else values.any(axis=1))
-        if self.kernel is None and 4 * len(index) > len(values):  # without a copy of these columns
+        if self.kernel is None and some is None and 4 * len(index) > len(values):  # without a copy of these columns
             return np.asarray(self.rows @ values)
-        out = np.zeros((len(self.rows), 1 if values.ndim == 1 else values.shape[1]))
+        out = np.zeros((len(self.rows if some is None else some), *values.shape[1:]))
         if len(index):
-            self.add(index, values[index].reshape(len(index), -1), out)
-        return out.reshape(values.shape)
+            self.add(index, values[index].reshape(len(index), -1), out.reshape(len(out), -1), some=some)
+        return out
 
 
 @dataclass(frozen=True)
