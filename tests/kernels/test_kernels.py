@@ -48,7 +48,7 @@ nan, inf = float("nan"), float("inf")
         ({"kernel": gp.RBF(), "kernel_params": {"gamma": 2.0}}, "already holds its parameters"),
         ({"kernel": gp.RBF() + gp.WhiteKernel(0.1)}, "give its noise_level as alpha"),
         ({"kernel": gp.CompoundKernel([gp.RBF(), gp.RBF()])}, "several outputs"),
-        ({"kernel": {}}, "kernel = None"),
+        ({"kernel": {}}, "has no 'kernel', its name"),
         ({"kernel": {"sum": [{"kernel": "rbf"}]}}, "{'sum': .* has no 'kernel', its name.*'terms'"),
         ({"kernel": {"kernel": "rbf", "gama": 1.0}}, "did you mean 'gamma'"),
         ({"kernel": {"kernel": "som", "terms": []}}, "did you mean 'sum'"),
