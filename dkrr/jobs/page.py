@@ -463,19 +463,28 @@ def render_report(directory: RunDirectory, status: Status | None = None) -> str:
     status
         How the run stands, for whoever knows it already; by default it is looked at.
     """
-    found = Findings(directory, look_once(directory) if status is None else status)
+    found = Findings(directory, status or look_once(directory))
     is_square = not found.plan.get("loss")
     words = {
         "solver": "conjugate gradients" if is_square else f"{cut(found.plan.get('solver'), 40)}: duality gap",
         "exactness": "Residuals" if is_square else "Duality gaps",
     }
+    result, status = found.result, found.status
+    flops = result.get("flops_per_second")
+    figures = [(cut(name, 40), cut(value, 60)) for name, value in result_facts(found.plan, result)] + known(
+        ("time", not result.get("seconds") and seconds(status.elapsed_seconds)),
+        ("factorisation", flops and rate(flops)),
+        ("phase", not found.is_finished and status.phase and cut(progress_words(status), 80)),
+        ("attempt", number(status.epoch)),
+        ("began", clock(status.started_at)),
+    )
     text = _template().render(
         name=cut(found.name, 120),
         location=cut(found.location),
         state=found.state,
         verdict=_verdict(found),
         hint=cut((found.status.error or {}).get("hint", "")) if not found.is_finished else "",
-        figures=_figures(found),
+        figures=figures,
         sections=[(key, title.format(**words), _made(key, make, found, then)) for key, title, make, then in _SECTIONS],
         version=__version__,
         made=clock(utc_now()),
@@ -535,19 +544,6 @@ def _verdict(found: Findings) -> str:
     }.get(found.state, f"was {found.state}{f': {message}' if message else ''}")
     earlier = " An earlier attempt finished; its result and model are still there." if found.has_earlier_result else ""
     return f"The run {how}. `dkrr resume {found.shown}` continues it with what is finished.{earlier}"
-
-
-def _figures(found: Findings) -> list[tuple[str, str]]:
-    """A few figures for the top of the page."""
-    result, status = found.result, found.status
-    flops = result.get("flops_per_second")
-    return [(cut(name, 40), cut(value, 60)) for name, value in result_facts(found.plan, result)] + known(
-        ("time", not result.get("seconds") and seconds(status.elapsed_seconds)),
-        ("factorisation", flops and rate(flops)),
-        ("phase", not found.is_finished and status.phase and cut(progress_words(status), 80)),
-        ("attempt", number(status.epoch)),
-        ("began", clock(status.started_at)),
-    )
 
 
 @lru_cache(maxsize=1)
