@@ -57,13 +57,12 @@ _MADE = b'<meta name="generator" content="dkrr '
 # what HTML and XML cannot hold, and characters that turn the direction of text around
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 MOST_CONFUSION = 10
-MOST_FEATURES = 30
+MOST_COLUMNS = 30
 MOST_MACHINES = 8
 MOST_PHASES = 20
 MOST_SHOWN_EVENTS = 120
 MOST_TARGETS = 40
 MOST_WORKERS = 32
-NUM_BINS = 30
 # the record of a run has no order of its own, and a solver's phases have other names than those of the status
 USUAL = (
     "prepare", "plan", "start", "gram", "precondition", "factorise", "multiply", "cg", "decomposition", "newton",
@@ -154,7 +153,7 @@ def data_section(found: Findings) -> Iterator[Block]:
     data = found.part("data")
     if not data:
         return
-    generations, features = data.get("generations") or [], data.get("features") or []
+    generations, columns = data.get("generations") or [], data.get("columns") or []
     rows = known(
         ("training rows", number(data["num_rows"])),
         ("held-out rows", number(data["num_test_rows"]) if data["num_test_rows"] else "none"),
@@ -166,26 +165,15 @@ def data_section(found: Findings) -> Iterator[Block]:
         ("rows after each append", listed(generations) if len(generations) > 1 else ""),
     )
     yield Table((), rows, "The rows of this run")
-    counts, targets = data.get("class_counts"), data.get("targets") or []
-    if counts:
+    if counts := data.get("class_counts"):
         classes = [(cut(n, 40), Bar(f"{k:,}", k / max(counts))) for n, k in zip(data["classes"], counts, strict=False)]
         yield Table(("class", "rows"), classes, "Training rows of each class", folded=len(classes) > 20)
-    for target in targets:
-        name, edges, counts = cut(target["name"], 60), target["edges"], target["counts"]
-        low, high, mean, std = (number(target[key]) for key in ("min", "max", "mean", "std"))
-        sentence = f"Target {name}: from {low} to {high}, mean {mean}, standard deviation {std}."
-        peak = counts.index(max(counts))
-        most = f" Most rows, {counts[peak]:,}, are between {edges[peak]:.4g} and {edges[peak + 1]:.4g}."
-        yield Chart(
-            mark="histogram", title=f"Histogram of target {name}", sentence=sentence, more=most, x=edges,
-            columns={"rows": counts}, x_label=name, y_label="rows",
-        )  # fmt: skip
-    if features:
+    if columns:
         yield Table(
-            ("feature", "mean", "standard deviation"),
-            [(cut(item["name"], 80), number(item["mean"]), number(item["std"])) for item in features[:MOST_FEATURES]],
-            f"Features of the training rows{_left(data['num_features'] - MOST_FEATURES, 'are not listed')}",
-            folded=len(features) > 12,
+            ("column", "mean", "standard deviation"),
+            [(cut(item["name"], 80), number(item["mean"]), number(item["std"])) for item in columns[:MOST_COLUMNS]],
+            f"Columns of the training rows{_left(len(columns) - MOST_COLUMNS, 'are not listed')}",
+            folded=len(columns) > 12,
         )
 
 
