@@ -221,7 +221,7 @@ def retrain_command(job: Path, as_json: bool, dry_run: bool) -> None:
             summary = retrain(spec, progress=progress, dry_run=dry_run)
         except RefusedError as exc:
             refused, summary = exc, exc.summary
-    show(as_json, summary.to_dict(), list(summary.lines()))
+    show(as_json, summary.to_dict(), summary.facts())
     if refused is not None:
         raise refused
 

@@ -27,7 +27,7 @@ from dkrr.dataset.sources import Table, open_table
 from dkrr.dataset.table import is_missing, is_number
 from dkrr.errors import DataError, JobFileError
 from dkrr.jobs import toml
-from dkrr.jobs.toml import FILE_SUFFIXES
+from dkrr.jobs.toml import BUILT_IN, FILE_SUFFIXES
 from dkrr.selection.tuning import start_width
 from dkrr.store.documents import create_bytes
 from dkrr.store.files import is_url, name_of
@@ -35,7 +35,6 @@ from dkrr.store.files import is_url, name_of
 READ_ROWS = 100_000
 READ_BYTES = 256 * 2**20
 SAMPLE_ROWS = 1_000
-BUILT_IN = ("sklearn:", "generate:")
 
 
 def init_job(
@@ -153,7 +152,8 @@ def _read_sample(
     num_read, is_text = 0, False
     for block, labels in table.blocks(features, targets[0] if len(targets) == 1 else None):
         parts.append(block)
-        is_text = is_text or any(_is_word(label, decimal) for label in (labels or [])[:100])
+        words = (label for label in (labels or [])[:100] if isinstance(label, str))
+        is_text = is_text or any(not is_number(label, decimal) and not is_missing(label) for label in words)
         num_read += len(block)
         if num_read >= READ_ROWS or 8 * num_read * len(features) >= READ_BYTES:
             break
@@ -165,10 +165,6 @@ def _read_sample(
             f"{table.label} has no row without missing values among those read", hint="fill them, or leave columns out"
         )
     return rows, is_text
-
-
-def _is_word(label: Any, decimal: str) -> bool:
-    return isinstance(label, str) and not is_number(label, decimal) and not is_missing(label)
 
 
 def _name(path: str) -> str:

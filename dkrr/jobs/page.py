@@ -57,13 +57,12 @@ _MADE = b'<meta name="generator" content="dkrr '
 # what HTML and XML cannot hold, and characters that turn the direction of text around
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 MOST_CONFUSION = 10
-MOST_FEATURES = 30
+MOST_COLUMNS = 30
 MOST_MACHINES = 8
 MOST_PHASES = 20
 MOST_SHOWN_EVENTS = 120
 MOST_TARGETS = 40
 MOST_WORKERS = 32
-NUM_BINS = 30
 # the record of a run has no order of its own, and a solver's phases have other names than those of the status
 USUAL = (
     "prepare", "plan", "start", "gram", "precondition", "factorise", "multiply", "cg", "decomposition", "newton",
@@ -154,7 +153,7 @@ def data_section(found: Findings) -> Iterator[Block]:
     data = found.part("data")
     if not data:
         return
-    generations, features = data.get("generations") or [], data.get("features") or []
+    generations, columns = data.get("generations") or [], data.get("columns") or []
     rows = known(
         ("training rows", number(data["num_rows"])),
         ("held-out rows", number(data["num_test_rows"]) if data["num_test_rows"] else "none"),
@@ -166,26 +165,15 @@ def data_section(found: Findings) -> Iterator[Block]:
         ("rows after each append", listed(generations) if len(generations) > 1 else ""),
     )
     yield Table((), rows, "The rows of this run")
-    counts, targets = data.get("class_counts"), data.get("targets") or []
-    if counts:
+    if counts := data.get("class_counts"):
         classes = [(cut(n, 40), Bar(f"{k:,}", k / max(counts))) for n, k in zip(data["classes"], counts, strict=False)]
         yield Table(("class", "rows"), classes, "Training rows of each class", folded=len(classes) > 20)
-    for target in targets:
-        name, edges, counts = cut(target["name"], 60), target["edges"], target["counts"]
-        low, high, mean, std = (number(target[key]) for key in ("min", "max", "mean", "std"))
-        sentence = f"Target {name}: from {low} to {high}, mean {mean}, standard deviation {std}."
-        peak = counts.index(max(counts))
-        most = f" Most rows, {counts[peak]:,}, are between {edges[peak]:.4g} and {edges[peak + 1]:.4g}."
-        yield Chart(
-            mark="histogram", title=f"Histogram of target {name}", sentence=sentence, more=most, x=edges,
-            columns={"rows": counts}, x_label=name, y_label="rows",
-        )  # fmt: skip
-    if features:
+    if columns:
         yield Table(
-            ("feature", "mean", "standard deviation"),
-            [(cut(item["name"], 80), number(item["mean"]), number(item["std"])) for item in features[:MOST_FEATURES]],
-            f"Features of the training rows{_left(data['num_features'] - MOST_FEATURES, 'are not listed')}",
-            folded=len(features) > 12,
+            ("column", "mean", "standard deviation"),
+            [(cut(item["name"], 80), number(item["mean"]), number(item["std"])) for item in columns[:MOST_COLUMNS]],
+            f"Columns of the training rows{_left(len(columns) - MOST_COLUMNS, 'are not listed')}",
+            folded=len(columns) > 12,
         )
 
 
@@ -463,19 +451,28 @@ def render_report(directory: RunDirectory, status: Status | None = None) -> str:
     status
         How the run stands, for whoever knows it already; by default it is looked at.
     """
-    found = Findings(directory, look_once(directory) if status is None else status)
+    found = Findings(directory, status or look_once(directory))
     is_square = not found.plan.get("loss")
     words = {
         "solver": "conjugate gradients" if is_square else f"{cut(found.plan.get('solver'), 40)}: duality gap",
         "exactness": "Residuals" if is_square else "Duality gaps",
     }
+    result, status = found.result, found.status
+    flops = result.get("flops_per_second")
+    figures = [(cut(name, 40), cut(value, 60)) for name, value in result_facts(found.plan, result)] + known(
+        ("time", not result.get("seconds") and seconds(status.elapsed_seconds)),
+        ("factorisation", flops and rate(flops)),
+        ("phase", not found.is_finished and status.phase and cut(progress_words(status), 80)),
+        ("attempt", number(status.epoch)),
+        ("began", clock(status.started_at)),
+    )
     text = _template().render(
         name=cut(found.name, 120),
         location=cut(found.location),
         state=found.state,
         verdict=_verdict(found),
         hint=cut((found.status.error or {}).get("hint", "")) if not found.is_finished else "",
-        figures=_figures(found),
+        figures=figures,
         sections=[(key, title.format(**words), _made(key, make, found, then)) for key, title, make, then in _SECTIONS],
         version=__version__,
         made=clock(utc_now()),
@@ -535,19 +532,6 @@ def _verdict(found: Findings) -> str:
     }.get(found.state, f"was {found.state}{f': {message}' if message else ''}")
     earlier = " An earlier attempt finished; its result and model are still there." if found.has_earlier_result else ""
     return f"The run {how}. `dkrr resume {found.shown}` continues it with what is finished.{earlier}"
-
-
-def _figures(found: Findings) -> list[tuple[str, str]]:
-    """A few figures for the top of the page."""
-    result, status = found.result, found.status
-    flops = result.get("flops_per_second")
-    return [(cut(name, 40), cut(value, 60)) for name, value in result_facts(found.plan, result)] + known(
-        ("time", not result.get("seconds") and seconds(status.elapsed_seconds)),
-        ("factorisation", flops and rate(flops)),
-        ("phase", not found.is_finished and status.phase and cut(progress_words(status), 80)),
-        ("attempt", number(status.epoch)),
-        ("began", clock(status.started_at)),
-    )
 
 
 @lru_cache(maxsize=1)

@@ -315,12 +315,19 @@ def _decide(
         present = max(present, decision.continued.num_bytes)
     if earlier is not None:
         reasons = dict.fromkeys(reasons, "as the first attempt of this run decided") | earlier["reasons"]
-    grid = TileGrid(n, chosen.tile_size)
+    grid, iterations = TileGrid(n, chosen.tile_size), 0.0 if chosen.iterations is None else chosen.iterations.high
+    # one pass of cg counts as one task
+    num_tasks, flops = round(iterations), 2.0 * n * n * t * iterations + 2.0 * n * chosen.rank**2
+    if chosen.solver == "cholesky":  # tiles of factors and of a stored Gram matrix, sweeps and residuals
+        m, flops = problem.num_alphas, n**3 / 3 * problem.num_alphas
+        num_tasks = grid.num_lower * (m + (chosen.gram == "stored")) + (2 * m + 1) * grid.num_tiles
+    elif chosen.solver == "primal":
+        flops = problem.primal_flops + 4.0 * n * problem.num_explicit * t
     facts: dict[str, Any] = {
         "alpha": list(alpha),
         "num_tiles_per_side": grid.num_tiles,
-        "num_tasks": _num_tasks(chosen, grid, problem.num_alphas),
-        "flops": _flops(chosen, problem),
+        "num_tasks": num_tasks,
+        "flops": flops,
         "disk_present_bytes": present,
         "candidates": [item.to_dict() for item in decision.candidates],
         "calibration": asdict(machine()),
@@ -439,20 +446,3 @@ def _refusal(plan: Plan, store: Any) -> tuple[str, str]:
             f"free {size(needed + reserve - free)} more there, give an [output] store on another disk{smaller_way}",
         )
     return "", ""
-
-
-def _num_tasks(chosen: Candidate, grid: TileGrid, num_alphas: int) -> int:
-    """Tiles of factors and of a stored Gram matrix, sweeps and residuals; one pass of cg counts as one task."""
-    if chosen.solver != "cholesky":
-        return 0 if chosen.iterations is None else round(chosen.iterations.high)
-    return grid.num_lower * (num_alphas + (chosen.gram == "stored")) + (2 * num_alphas + 1) * grid.num_tiles
-
-
-def _flops(chosen: Candidate, problem: Problem) -> float:
-    n, t = problem.num_rows, problem.num_targets
-    if chosen.solver == "cholesky":
-        return n**3 / 3 * problem.num_alphas
-    if chosen.solver == "primal":
-        return problem.primal_flops + 4.0 * n * problem.num_explicit * t
-    iterations = 0.0 if chosen.iterations is None else chosen.iterations.high
-    return 2.0 * n * n * t * iterations + 2.0 * n * chosen.rank**2

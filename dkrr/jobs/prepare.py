@@ -39,14 +39,13 @@ from dkrr.dataset.sources import open_table
 from dkrr.dataset.table import is_visible, visible_files
 from dkrr.errors import DataError, DkrrError, JobFileError, StoreError
 from dkrr.jobs.spec import OF_LABELS, DataSpec, JobSpec
-from dkrr.jobs.toml import is_data_file
+from dkrr.jobs.toml import BUILT_IN, is_data_file
 from dkrr.linalg.catalogue import key_of
 from dkrr.linalg.loss import Loss
 from dkrr.store.documents import plain
 from dkrr.store.files import arrays_below, file_state, is_url, list_entries, name_of, parent_of, place, read_json
 from dkrr.store.objects import find_object
 
-BUILT_IN = ("sklearn:", "generate:")
 Mask = NDArray[np.bool_]
 logger = logging.getLogger("dkrr.jobs")
 

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 from dkrr.dataset import Dataset, drop_generations, keep_last
 from dkrr.dataset.writer import check_outside
 from dkrr.errors import RefusedError, StoreError
-from dkrr.jobs.facts import reused_rows
+from dkrr.jobs.facts import Shown, reused_rows
 from dkrr.jobs.history import INITIAL, LAST, History, digests, hash_of, open_rows
 from dkrr.jobs.registry import ModelRegistry, NamedModel
 from dkrr.jobs.retrain_spec import RetrainSpec
 from dkrr.jobs.run_directory import RunDirectory, may_hold
+from dkrr.markup import Facts
 from dkrr.store.documents import plain
 from dkrr.store.files import json_bytes, remove_array
 
@@ -35,8 +36,8 @@ logger = logging.getLogger("dkrr.retrain")
 DRY_RUN = "dry run"
 
 
-@dataclass(kw_only=True)
-class RetrainSummary:
+@dataclass(kw_only=True, repr=False)
+class RetrainSummary(Shown):
     """One tick of a retrain job.
 
     Parameters
@@ -82,7 +83,7 @@ class RetrainSummary:
         """Plain data."""
         return dict(vars(self))
 
-    def lines(self) -> list[tuple[str, str]]:
+    def facts(self) -> Facts:
         """Names and values for people."""
         found = [("model", self.name), ("outcome", self.outcome), ("production", self.production or "none")]
         for batch in self.batches:
@@ -98,11 +99,6 @@ class RetrainSummary:
             found.append((check["name"], f"{'passed' if check['passed'] else 'REFUSED'}: {check['sentence']}"))
         found.extend(("reason", reason) for reason in self.reasons)
         return [*found, ("seconds", f"{self.seconds:.1f}")]
-
-    def text(self) -> str:
-        """The report as text."""
-        width = max(len(name) for name, _ in self.lines())
-        return "".join(f"{name:<{width}}  {value}\n" for name, value in self.lines())
 
 
 def retrain(
@@ -203,7 +199,7 @@ def _drive(
         summary.seconds = time.perf_counter() - began
         summary.report = directory.path("report.txt")
         directory.write("report.json", plain(summary.to_dict()))
-        directory.write_bytes("report.txt", summary.text().encode())
+        directory.write_bytes("report.txt", f"{summary}\n".encode())
         # not earlier: whoever is killed before that tells everything the next time
         if last is not None:
             directory.write(LAST, last)

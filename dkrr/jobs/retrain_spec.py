@@ -35,7 +35,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from dkrr.errors import InterruptedRunError, JobFileError, StoreError
 from dkrr.jobs.registry import check_name
 from dkrr.jobs.spec import HeldOutRows, JobSpec, check_metric
-from dkrr.jobs.toml import FILE_SUFFIXES, Location, Source, Table, misplaced
+from dkrr.jobs.toml import BUILT_IN, FILE_SUFFIXES, Location, Source, Table, misplaced
 from dkrr.store.files import (
     file_state,
     is_url,
@@ -247,7 +247,7 @@ class RetrainSpec(JobSpec):
     def held_out_bytes(self) -> Any:
         """What tells held-out rows in a file of their own from others: the bytes of the file, which are read."""
         path = self.holdout.path
-        if path is None or path.startswith(("sklearn:", "generate:")):
+        if path is None or path.startswith(BUILT_IN):
             return path
         return [path, [[found.name, found.content_hash()] for found in deliveries(path)]]
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from dkrr.dataset.writer import check_outside
 from dkrr.engine import configuration
@@ -318,8 +318,9 @@ def _square_rules(job: JobSpec) -> Iterator[Rule]:
 def _loss_rules(job: JobSpec) -> Iterator[Rule]:
     model, evaluate, loss, one_hot = job.model, job.evaluate, job.model.loss, job.data.one_hot
     with_loss, is_for_labels = f"with loss = {loss!r}", make_loss(loss).is_for_labels
+    held_out = (evaluate.path, evaluate.mask, evaluate.fraction) if evaluate else ()
     yield (
-        len(model.path) > 1 and not job.holds_out,
+        len(model.path) > 1 and all(rows is None for rows in held_out),
         ("model", "alpha" if model.C is None else "C"),
         "is a list, and no rows are held out to choose one by",
         "set [evaluate] fraction, or give one number; `dkrr tune` chooses one of [tune] C by folds",
@@ -468,8 +469,7 @@ class EvaluateSpec(HeldOutRows):
 
     mask_column: Column = 0
     metric: Literal["rmse", "r2", "accuracy", "balanced_accuracy", "log_loss", "pinball"] | None = None
-    # "exact" is the word of earlier jobs
-    leave_one_out: Annotated[bool, BeforeValidator(lambda value: value == "exact" or value)] | None = None
+    leave_one_out: bool | None = None
     intervals: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     @model_validator(mode="after")
@@ -725,12 +725,6 @@ class JobSpec(Table):
     def _check_together(self) -> Self:
         check_job(self)
         return self
-
-    @property
-    def holds_out(self) -> bool:
-        """Whether rows are held out, of the data or in a file of their own."""
-        evaluate = self.evaluate
-        return evaluate is not None and any((evaluate.path, evaluate.mask is not None, evaluate.fraction))
 
     @property
     def run_id(self) -> str:

@@ -44,6 +44,7 @@ from dkrr.store.files import is_url, with_settings
 from dkrr.store.objects import StorageSettings, parse_address
 
 MAX_TILE_SIZE = 16_384  # LAPACK calls with 32-bit indices overflow at 46,340 rows; a 16,384 tile is 2 GiB already
+BUILT_IN = ("sklearn:", "generate:")
 FILE_SUFFIXES = (".csv", ".csv.gz", ".npy", ".parquet", ".zarr")
 _WORDS = {str: "text", bool: "true or false", int: "whole number", float: "number", Any: "value"}
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
@@ -118,7 +119,7 @@ def locate(value: str, info: ValidationInfo) -> str:
     """An absolute path for a relative one; addresses and built-in sources stay as they are."""
     if not value:
         raise ValueError("a path is expected")
-    if value.startswith(("sklearn:", "generate:", "tcp://", "tls://")):
+    if value.startswith((*BUILT_IN, "tcp://", "tls://")):
         return value
     known = info.context or {}
     if is_url(value):

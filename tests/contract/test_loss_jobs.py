@@ -22,8 +22,6 @@ from dkrr.jobs.run import fit_job
 from dkrr.jobs.spec import JobSpec
 from tests.jobs.retrain.project import in_process
 
-pytestmark = pytest.mark.whole
-
 RNG = np.random.default_rng(5)
 N, M, D = 180, 60, 3
 X = RNG.standard_normal((N + M, D))
@@ -252,20 +250,14 @@ def test_standardized_rows(case: str, tmp_path: Path) -> None:
 def test_several_targets(tmp_path: Path) -> None:
     frame = pd.DataFrame(X[:N], columns=["a", "b", "c"]).assign(y=Y[:N], z=Y[:N] ** 2)
     frame.to_csv(tmp_path / "rows.csv", index=False)
-    job = {
-        "data": {"path": str(tmp_path / "rows.csv"), "target": ["y", "z"]},
-        "model": {"kernel": "rbf", "gamma": 0.4, "loss": "epsilon_insensitive"},
-        "solver": {"tol": TOL},
-        "cluster": {"workers": 1},
-        "output": {"directory": str(tmp_path / "run")},
-    }
-    fit_job(JobSpec.from_dict(job))
+    data, model = {"target": ["y", "z"]}, {"kernel": "rbf", "gamma": 0.4, "loss": "epsilon_insensitive"}
+    fit_job(job_of(tmp_path, "rows.csv", data=data, model=model, solver={"tol": TOL}))
     found = dkrr.load_model(tmp_path / "run/model.zarr").predict(X[N:])
     expected = dkrr.KernelSVR(**COMMON).fit(X[:N], np.column_stack([Y, Y**2])[:N]).predict(X[N:])
     np.testing.assert_allclose(found, expected, atol=1e-6)
-    job["model"] |= {"loss": "pinball", "quantile": [0.1, 0.9]}
+    model |= {"loss": "pinball", "quantile": [0.1, 0.9]}
     with pytest.raises(JobFileError, match="2 targets; one target expected"):
-        fit_job(JobSpec.from_dict(job | {"output": {"directory": str(tmp_path / "other")}}))
+        dkrr.plan(job_of(tmp_path, "rows.csv", data=data, model=model))
 
 
 class Stop(Exception):
@@ -292,6 +284,14 @@ def stopped_after(monkeypatch: pytest.MonkeyPatch, saves: int) -> Callable[[], i
     return lambda: made
 
 
+def stop(monkeypatch: pytest.MonkeyPatch, path: Path, saves: int) -> None:
+    """Fit a job, and stop after so many checkpoints."""
+    with monkeypatch.context() as patch:
+        stopped_after(patch, saves)
+        with pytest.raises(Stop):
+            fit_job(path)
+
+
 @pytest.mark.parametrize(
     "case", ["hinge", "hinge, three classes", "quantiles", "logistic, three classes", "squared hinge", "huber"]
 )
@@ -304,10 +304,7 @@ def test_an_interrupted_fit_goes_on(case: str, tmp_path: Path, monkeypatch: pyte
         whole = json.loads(call("fit", apart, "--json").stdout)
     assert num_saves() >= 4
     path = write(tmp_path, y, model_text)
-    with monkeypatch.context() as patch:
-        stopped_after(patch, num_saves() - 1)
-        with pytest.raises(Stop):
-            fit_job(path)
+    stop(monkeypatch, path, num_saves() - 1)
     (left,) = (tmp_path / "runs/job").glob("loss-*.npy")
     kept = np.load(left)
     assert kept.any()
@@ -322,12 +319,9 @@ def test_an_interrupted_fit_goes_on(case: str, tmp_path: Path, monkeypatch: pyte
     expected = dkrr.load_model(whole["model_path"]).predict(X[N:])
     np.testing.assert_allclose(model.predict(X[N:]), expected, atol=1e-5 * np.abs(expected).max())
     # coefficients of other rows, or of another job, are none of this one
-    with monkeypatch.context() as patch:
-        stopped_after(patch, 2)
-        other = write(tmp_path, y, model_text + "\nfit_intercept = false", name="other")
-        with pytest.raises(Stop):
-            fit_job(other)
-    assert not {item.name for item in (tmp_path / "runs/other").glob("loss-*.npy")} & {left.name}
+    other = write(tmp_path, y, model_text + "\nfit_intercept = false", name="other")
+    stop(monkeypatch, other, 2)
+    assert left.name not in [item.name for item in (tmp_path / "runs/other").glob("loss-*.npy")]
 
 
 @pytest.mark.parametrize("column", ["a", "answer", "w"])
@@ -335,18 +329,12 @@ def test_coefficients_of_other_rows_are_none_of_these(
     column: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path, Y, 'loss = "epsilon_insensitive"', data='weight = "w"')
-    with monkeypatch.context() as patch:
-        stopped_after(patch, 2)
-        with pytest.raises(Stop):
-            fit_job(path)
+    stop(monkeypatch, path, 2)
     (left,) = (tmp_path / "runs/job").glob("loss-*.npy")
     frame = pd.read_csv(tmp_path / "train.csv")
     frame.loc[3, column] += 1.0
     frame.to_csv(tmp_path / "train.csv", index=False)
-    with monkeypatch.context() as patch:
-        stopped_after(patch, 2)
-        with pytest.raises(Stop):
-            fit_job(path)
+    stop(monkeypatch, path, 2)
     assert {left.name} < {item.name for item in (tmp_path / "runs/job").glob("loss-*.npy")}
     result, _, folder = run(path)
     assert result["converged"]
@@ -356,10 +344,7 @@ def test_coefficients_of_other_rows_are_none_of_these(
 @pytest.mark.parametrize("spoiled", [b"", b"no array", b"\x93NUMPY"])
 def test_a_damaged_checkpoint_costs_time_alone(spoiled: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, TWO, 'loss = "hinge"')
-    with monkeypatch.context() as patch:
-        stopped_after(patch, 1)
-        with pytest.raises(Stop):
-            fit_job(path)
+    stop(monkeypatch, path, 1)
     (left,) = (tmp_path / "runs/job").glob("loss-*.npy")
     left.write_bytes(spoiled)
     result, _, _ = run(path)
@@ -465,6 +450,7 @@ BAD: dict[str, tuple[dict[str, str], str]] = {
 }
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", BAD)
 def test_bad_combinations_are_named_with_their_line(name: str, tmp_path: Path) -> None:
     given, pattern = BAD[name]
@@ -484,57 +470,39 @@ def test_bad_combinations_are_named_with_their_line(name: str, tmp_path: Path) -
         assert re.search(pattern, said), said
 
 
-def test_data_sets_without_classes_are_refused(tmp_path: Path) -> None:
-    table(tmp_path, Y, 0, N, "rows.csv")
-    call("ingest", tmp_path / "rows.csv", tmp_path / "rows.zarr", "--target", "answer")
-    job: dict[str, Any] = {
-        "data": {"path": str(tmp_path / "rows.zarr")},
-        "model": {"loss": "hinge"},
-        "output": {"directory": str(tmp_path / "run")},
-    }
+def job_of(folder: Path, file: str, **tables: Any) -> JobSpec:
+    own = {"path": str(folder / file), **tables.pop("data", {})}
+    document = {"data": own, "model": {"loss": "hinge"}, "output": {"directory": str(folder / "run")}, **tables}
+    return JobSpec.from_dict(document)
+
+
+def test_data_sets_of_numbers_are_refused_and_those_of_classes_need_no_one_hot(tmp_path: Path) -> None:
+    for name, y in (("numbers", Y), ("classes", THREE)):
+        table(tmp_path, y, 0, N, f"{name}.csv")
+        one_hot = ["--one-hot"] if name == "classes" else []
+        call("ingest", tmp_path / f"{name}.csv", tmp_path / f"{name}.zarr", "--target", "answer", *one_hot)
     with pytest.raises(JobFileError, match=r"is for classes; the targets of .* are numbers"):
-        dkrr.plan(JobSpec.from_dict(job))
-
-
-def test_a_data_set_of_classes_needs_no_one_hot(tmp_path: Path) -> None:
-    table(tmp_path, THREE, 0, N, "rows.csv")
-    call("ingest", tmp_path / "rows.csv", tmp_path / "rows.zarr", "--target", "answer", "--one-hot")
-    job: dict[str, Any] = {
-        "data": {"path": str(tmp_path / "rows.zarr")},
-        "model": {"loss": "hinge"},
-        "output": {"directory": str(tmp_path / "run")},
-    }
-    fit_job(JobSpec.from_dict(job))
+        dkrr.plan(job_of(tmp_path, "numbers.zarr"))
+    fit_job(job_of(tmp_path, "classes.zarr"))
     assert dkrr.load_model(tmp_path / "run/model.zarr").classes == ["low", "middle", "up"]
 
 
-def test_a_class_without_training_rows_is_named(tmp_path: Path) -> None:
-    table(tmp_path, THREE, 0, N, "rows.csv")
+@pytest.mark.parametrize(
+    ("y", "label", "data", "evaluate", "said"),
+    [
+        (THREE, "up", {}, {"mask": "w"}, "class 'up' has no training row"),
+        (TWO, "yes", {"weight": "w"}, None, "weights of class 'no' are all zero"),
+    ],
+)
+def test_a_class_without_rows_or_weights_is_named(
+    y: Any, label: str, data: dict[str, Any], evaluate: dict[str, Any] | None, said: str, tmp_path: Path
+) -> None:
+    table(tmp_path, y, 0, N, "rows.csv")
     frame = pd.read_csv(tmp_path / "rows.csv")
-    frame.assign(w=(frame["answer"] == "up").astype(int)).to_csv(tmp_path / "rows.csv", index=False)
-    job: dict[str, Any] = {
-        "data": {"path": str(tmp_path / "rows.csv"), "target": "answer", "one_hot": True},
-        "evaluate": {"mask": "w"},
-        "model": {"loss": "hinge"},
-        "output": {"directory": str(tmp_path / "run")},
-    }
-    with pytest.raises(dkrr.DataError, match="class 'up' has no training row"):
-        fit_job(JobSpec.from_dict(job))
-
-
-def test_classes_need_rows_with_weights(tmp_path: Path) -> None:
-    table(tmp_path, TWO, 0, N, "train.csv")
-    frame = pd.read_csv(tmp_path / "train.csv")
-    frame["w"] = (frame["answer"] == "yes").astype(float)
-    frame.to_csv(tmp_path / "train.csv", index=False)
-    job: dict[str, Any] = {
-        "data": {"path": str(tmp_path / "train.csv"), "target": "answer", "weight": "w", "one_hot": True},
-        "model": {"loss": "hinge"},
-        "cluster": {"workers": 1},
-        "output": {"directory": str(tmp_path / "run")},
-    }
-    with pytest.raises(dkrr.DataError, match="weights of class 'no' are all zero"):
-        fit_job(JobSpec.from_dict(job))
+    frame.assign(w=(frame["answer"] == label).astype(int)).to_csv(tmp_path / "rows.csv", index=False)
+    data |= {"target": "answer", "one_hot": True}
+    with pytest.raises(dkrr.DataError, match=said):
+        fit_job(job_of(tmp_path, "rows.csv", data=data, evaluate=evaluate))
 
 
 def test_the_plan_says_what_it_will_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -622,10 +590,7 @@ def test_a_list_of_alpha_is_the_same_path(tmp_path: Path) -> None:
 def test_a_path_that_is_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dkrr.linalg.decomposition.WORKING_SET", 16)
     path = write(tmp_path, TWO, f'loss = "hinge"\nC = {SEVERAL}')
-    with monkeypatch.context() as patch:
-        stopped_after(patch, 12)
-        with pytest.raises(Stop):
-            fit_job(path)
+    stop(monkeypatch, path, 12)
     assert np.load(next((tmp_path / "runs/job").glob("loss-*.npy"))).shape == (N, len(SEVERAL))
     result, _, folder = run(path)
     assert result["reused"]["start"]["rows"] == N
@@ -795,8 +760,10 @@ class Nightly:
         )
         table(folder, y, N, N + M, "test.csv")
 
-    def deliver(self, start: int, stop: int) -> None:
+    def night(self, start: int, stop: int, code: int = 0) -> dict[str, Any]:
+        """These rows are delivered, and the job runs."""
         table(self.folder / "incoming", self.y, start, stop, f"{start:04}.csv")
+        return self.retrain(code)
 
     def retrain(self, code: int = 0) -> dict[str, Any]:
         result = call("retrain", self.path, "--json", code=code)
@@ -827,12 +794,10 @@ def test_a_batch_is_fitted_from_the_coefficients_of_the_version_before(
     gate, case, metric = NIGHTLY[name]
     text, y, estimator = CASES[case]
     nightly = Nightly(tmp_path, text, y=y, more=f"[gate]\nmin_rows = 20\ntolerance = 0.5\n{gate}")
-    nightly.deliver(0, 170)
-    first = nightly.retrain()
+    first = nightly.night(0, 170)
     assert (first["outcome"], first["num_rows"]) == ("promoted", 170), first["reasons"]
     assert nightly.retrain()["outcome"] == "nothing new"
-    nightly.deliver(170, N)
-    second = nightly.retrain()
+    second = nightly.night(170, N)
     assert (second["outcome"], second["num_rows"]) == ("promoted", N), second["reasons"]
     start = second["fit"]["reused"]["start"]
     assert (start["rows"], start["of_rows"]) == (170, N)
@@ -853,18 +818,15 @@ def test_a_batch_is_fitted_from_the_coefficients_of_the_version_before(
 def test_whitened_rows_are_recognised_in_the_version_before(tmp_path: Path) -> None:
     nightly = Nightly(tmp_path, 'loss = "hinge"', y=TWO, more="[gate]\nmin_rows = 20\ntolerance = 0.5")
     nightly.path.write_text(nightly.path.read_text().replace("[data]", "[data]\nstandardize = true"))
-    nightly.deliver(0, 120)
-    nightly.retrain()
-    nightly.deliver(120, N)
-    second = nightly.retrain()
+    nightly.night(0, 120)
+    second = nightly.night(120, N)
     assert second["fit"]["reused"]["start"]["rows"] == 120
     assert second["fit"]["reused"]["scaling"]["scaling"] == "frozen"
 
 
 def test_a_version_that_is_worse_by_the_metric_of_the_loss_is_not_promoted(tmp_path: Path) -> None:
     nightly = Nightly(tmp_path, 'loss = "logistic"\nC = 3.0', y=TWO, more="[gate]\nmin_rows = 20\ntolerance = 0.0")
-    nightly.deliver(0, 120)
-    first = nightly.retrain()
+    first = nightly.night(0, 120)
     nightly.path.write_text(nightly.path.read_text().replace("C = 3.0", "C = 0.05"))
     second = nightly.retrain(code=7)
     assert second["outcome"] == "refused"
@@ -875,8 +837,7 @@ def test_a_version_that_is_worse_by_the_metric_of_the_loss_is_not_promoted(tmp_p
 
 def test_a_version_that_learnt_nothing_is_not_promoted(tmp_path: Path) -> None:
     nightly = Nightly(tmp_path, 'loss = "hinge"\nC = 1e-6', y=TWO, more="[gate]\nmin_rows = 20")
-    nightly.deliver(0, 120)
-    (reason,) = nightly.retrain(code=7)["reasons"]
+    (reason,) = nightly.night(0, 120, code=7)["reasons"]
     assert re.search(r"accuracy 0\.\d+ on held-out rows, 0\.\d+ of the best constant", reason)
 
 
@@ -885,10 +846,8 @@ def test_a_retrain_job_searches_C_again(tmp_path: Path) -> None:
     text = nightly.path.read_text().replace('name = "demo"', 'name = "demo"\nsearch_every = 2')
     few = 'kernels = ["rbf"]\nwidths = "shared"\nsearch_rows = [60]\nrows = 120\nfolds = 2\nC = [1.0, 8.0]'
     nightly.path.write_text(f"{text}[tune]\n{few}\n")
-    nightly.deliver(0, 120)
-    assert not nightly.retrain()["searched"]
-    nightly.deliver(120, N)
-    assert nightly.retrain()["searched"]
+    assert not nightly.night(0, 120)["searched"]
+    assert nightly.night(120, N)["searched"]
     assert nightly.production().provenance["C"] in (1.0, 8.0)
 
 
@@ -941,8 +900,7 @@ def test_a_machine_of_two_classes_that_was_saved_is_scored_by_its_classes(tmp_pa
     machine = dkrr.KernelSVC(C=5.0).fit(frame[:120], label[:120])
     machine.save(tmp_path / "model.zarr")
     frame.assign(label=label)[120:].to_csv(tmp_path / "new.csv", index=False)
-    shown = CliRunner().invoke(main, ["evaluate", str(tmp_path / "model.zarr"), str(tmp_path / "new.csv"), "--json"])
-    assert shown.exit_code == 0, shown.output
+    shown = call("evaluate", tmp_path / "model.zarr", tmp_path / "new.csv", "--json")
     assert json.loads(shown.stdout)["accuracy"] == np.mean(machine.predict(frame[120:]) == label[120:])
 
 

@@ -165,3 +165,15 @@ def test_what_a_job_asks_and_would_not_get_is_refused(
     result = CliRunner().invoke(main, ["plan", str(job)])
     assert result.exit_code == code
     assert said in result.output
+
+
+def test_scores_of_several_targets_say_that_they_are_means(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(60, 2))
+    Y = np.column_stack([X[:, 0], X[:, 1], X.sum(axis=1)])
+    dkrr.KernelRidge(0.1, kernel="rbf").fit(X, Y).save(tmp_path / "model.zarr")
+    np.save(tmp_path / "new.npy", np.column_stack([X, Y]))
+    for options in ([], ["--metric", "rmse"]):
+        done = run("evaluate", tmp_path / "model.zarr", tmp_path / "new.npy", *options)
+        assert done.exit_code == 0, done.output
+        assert "3; each score is the mean over them" in done.stdout

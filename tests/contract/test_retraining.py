@@ -7,7 +7,7 @@ import copy
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -140,13 +140,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Path]:
 
 
 @pytest.fixture
-def two_nights(made: tuple[Project, Path]) -> Project:
+def project(made: tuple[Project, Path]) -> Project:
     """The same, as it was in the beginning."""
-    project, saved = made
-    shutil.rmtree(project.folder)
-    shutil.copytree(saved, project.folder)
-    found = copy.copy(project)
-    found.document = copy.deepcopy(project.document)
+    found, saved = copy.copy(made[0]), made[1]
+    found.document = copy.deepcopy(found.document)
+    shutil.rmtree(found.folder)
+    shutil.copytree(saved, found.folder)
     return found
 
 
@@ -168,10 +167,9 @@ def same_rows(before: dkrr.Dataset, after: dkrr.Dataset) -> bool:
     return (after.digest, after.digest_y, after.generations) == (before.digest, before.digest_y, before.generations)
 
 
-def test_what_a_lost_data_set_held_is_appended_again(two_nights: Project) -> None:
-    project, rows = two_nights, two_nights.rows
+def test_what_a_lost_data_set_held_is_appended_again(project: Project) -> None:
     production, before = project.production, project.dataset
-    shutil.rmtree(rows)
+    lost(project, "rows")
     summary = project.run()
     assert [(batch["name"], batch["outcome"]) for batch in summary.batches] == [
         ("n2.csv", "appended"), ("n3.csv", "appended")
@@ -181,13 +179,12 @@ def test_what_a_lost_data_set_held_is_appended_again(two_nights: Project) -> Non
     assert project.is_done()
 
 
-def test_a_data_set_that_was_set_back_gets_what_it_lacks(two_nights: Project, tmp_path: Path) -> None:
-    project, rows = two_nights, two_nights.rows
-    shutil.copytree(rows, tmp_path / "backup")
+def test_a_data_set_that_was_set_back_gets_what_it_lacks(project: Project, tmp_path: Path) -> None:
+    shutil.copytree(project.rows, tmp_path / "backup")
     project.nights(4)
     digest = project.dataset.digest
-    shutil.rmtree(rows)
-    shutil.copytree(tmp_path / "backup", rows)
+    lost(project, "rows")
+    shutil.copytree(tmp_path / "backup", project.rows)
     assert [batch["name"] for batch in project.run().batches] == ["n4.csv"]
     assert project.dataset.digest == digest
 
@@ -196,7 +193,7 @@ def test_without_a_first_file_the_batches_alone_make_it_again(tmp_path: Path) ->
     project = Project(tmp_path / "p")
     project.nights(1, 2)
     digest = project.dataset.digest
-    shutil.rmtree(project.rows)
+    lost(project, "rows")
     for interruption in ("write*/batches.json:@1:eio",) * 2:
         with failing_at(interruption), pytest.raises(OSError, match="failpoint"):
             project.run()
@@ -206,42 +203,39 @@ def test_without_a_first_file_the_batches_alone_make_it_again(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("loss", ["gone", "changed", "first file changed"])
-def test_what_cannot_be_appended_again_is_named(loss: str, two_nights: Project) -> None:
-    project, rows = two_nights, two_nights.rows
+def test_what_cannot_be_appended_again_is_named(loss: str, project: Project) -> None:
     production = project.production
-    shutil.rmtree(rows)
-    lost = project.folder / ("first.csv" if loss == "first file changed" else "incoming/n2.csv")
-    kept = lost.read_bytes()
-    lost.unlink()
+    lost(project, "rows")
+    file = project.folder / ("first.csv" if loss == "first file changed" else "incoming/n2.csv")
+    kept = file.read_bytes()
+    file.unlink()
     if loss != "gone":
-        project.deliver("n9", seed=9).rename(lost)
+        project.deliver("n9", seed=9).rename(file)
     for _ in range(2):
-        with pytest.raises(StoreError, match=rf"lacks rows that were in it: generation \d.*{lost.name}"):
+        with pytest.raises(StoreError, match=rf"lacks rows that were in it: generation \d.*{file.name}"):
             project.run()
-        assert not rows.exists()
+        assert not project.rows.exists()
         assert project.production == production
-    lost.write_bytes(kept)
+    file.write_bytes(kept)
     assert (project.run().outcome, project.production) == ("kept", production)
 
 
-def test_a_data_set_that_somebody_made_anew_is_refused(two_nights: Project) -> None:
-    project, rows = two_nights, two_nights.rows
-    shutil.rmtree(rows)
+def test_a_data_set_that_somebody_made_anew_is_refused(project: Project) -> None:
+    lost(project, "rows")
     production = project.production
     for name in ("first.csv", "incoming/n3.csv", "incoming/n2.csv"):  # as many rows, in another order
-        dkrr.ingest(project.folder / name, rows, target="y", append=True, label=name)
+        dkrr.ingest(project.folder / name, project.rows, target="y", append=True, label=name)
     with pytest.raises(StoreError, match="made anew"):
         project.run()
     assert project.production == production
 
 
-def test_a_generation_that_was_dropped_stays_dropped(two_nights: Project) -> None:
-    project, rows = two_nights, two_nights.rows
+def test_a_generation_that_was_dropped_stays_dropped(project: Project) -> None:
     dropped(project, 2)
     project.run()
     before = project.dataset
     assert [found.number for found in before.generations] == [1, 3]
-    shutil.rmtree(rows)
+    lost(project, "rows")
     project.run()
     assert same_rows(before, project.dataset)
 
@@ -250,19 +244,18 @@ def test_a_window_is_made_again(tmp_path: Path) -> None:
     project = Project(tmp_path / "p", window={"rows": 200}, gate={"tolerance": 9.0})
     project.nights(1, 2, 3)
     before = project.dataset
-    shutil.rmtree(project.rows)
+    lost(project, "rows")
     project.run()
     assert same_rows(before, project.dataset)
 
 
 @pytest.mark.parametrize("is_dropped", [False, True])
-def test_a_lost_ledger_is_made_again_of_what_was_decided(is_dropped: bool, two_nights: Project) -> None:
-    project = two_nights
+def test_a_lost_ledger_is_made_again_of_what_was_decided(is_dropped: bool, project: Project) -> None:
     if is_dropped:
         dropped(project, 2)
         project.run()
     before, production = project.dataset, project.production
-    (project.folder / "models/demo/retrain/batches.json").unlink()
+    lost(project, "ledger")
     summary = project.run()
     assert (summary.batches, project.production) == ([], production)
     assert project.dataset.generations == before.generations  # nothing twice, and nothing that was dropped
@@ -273,12 +266,10 @@ def test_a_lost_ledger_is_made_again_of_what_was_decided(is_dropped: bool, two_n
 
 @pytest.mark.parametrize("renamed", [False, True])
 def test_a_lost_data_set_and_a_lost_ledger_are_made_again(
-    renamed: bool, two_nights: Project, caplog: pytest.LogCaptureFixture
+    renamed: bool, project: Project, caplog: pytest.LogCaptureFixture
 ) -> None:
-    project, rows = two_nights, two_nights.rows
     before, production = project.dataset, project.production
-    shutil.rmtree(rows)
-    (project.folder / "models/demo/retrain/batches.json").unlink()
+    lost(project, "rows", "ledger")
     if renamed:
         (project.folder / "incoming/n2.csv").rename(project.folder / "incoming/other.csv")
     first = str(project.folder / "first.csv")
@@ -345,11 +336,13 @@ def test_a_mask_and_the_data_set_are_no_batches(tmp_path: Path) -> None:
 # --- a RETRAIN.toml that was changed ----------------------------------------------------------------------------------
 
 
-def command(project: Project, *options: str) -> Result:
+def command(project: Project, *options: str, code: int = 0) -> Result:
     """``dkrr retrain`` of the document as it is now."""
     path = project.folder / "RETRAIN.toml"
     path.write_text(toml.dumps(project.document))
-    return CliRunner().invoke(main, ["retrain", str(path), *options])
+    result = CliRunner().invoke(main, ["retrain", str(path), *options])
+    assert result.exit_code == code, result.output
+    return result
 
 
 @pytest.mark.parametrize("made_by", ["ingest", pytest.param("retrain", marks=pytest.mark.thorough)])
@@ -370,14 +363,13 @@ def test_other_columns_than_those_of_the_data_set_are_refused(made_by: str, tmp_
     ):
         project.document["data"] = target | data
         for options in ((), ("--dry-run",)):
-            result = command(project, *options)
-            assert result.exit_code == 2, result.output
+            result = command(project, *options, code=2)
             assert f"[data] {said}" in " ".join(result.output.split())
             assert "rows.zarr" in result.output
         project.deliver(f"n{night + 2}", seed=night + 2)
     assert (project.production, project.dataset.digest) == (production, before)
     project.document["data"] = {"target": "y", "features": ["a", "b", "c"]}
-    assert command(project).exit_code == 0
+    command(project)
 
 
 @pytest.mark.parametrize("target", [3, *(pytest.param(name, marks=pytest.mark.thorough) for name in ("3", "-1"))])
@@ -386,9 +378,8 @@ def test_numbers_of_columns_are_those_of_the_files(target: int | str, tmp_path: 
     for night in (1, 2):
         batch = project.deliver(f"n{night}", seed=night)
         batch.write_text(batch.read_text().partition("\n")[2])  # without names
-        result = command(project)
-        assert result.exit_code == 0, result.output
-    assert command(project).exit_code == 0
+        command(project)
+    command(project)
     assert project.dataset.num_rows == 240
 
 
@@ -402,7 +393,6 @@ def test_held_out_rows_stay_held_out_when_others_judge(first: dict[str, Any], tm
 
     def tick() -> dict[str, Any]:
         result = command(project, "--json")
-        assert result.exit_code == 0, result.output
         return dict(json.loads(result.stdout))
 
     def judges(found: dict[str, Any]) -> int:
@@ -452,8 +442,7 @@ def test_a_column_marks_rows_that_were_appended_by_hand(tmp_path: Path) -> None:
     assert project.run().num_rows == 90
     by_hand = project.aside("n2", seed=2, change=marked)
     dkrr.ingest(by_hand, project.rows, append=True, target="y", features=["a", "b"])
-    result = command(project)
-    assert result.exit_code == 4, result.output
+    result = command(project, code=4)
     assert "generation 2" in result.stderr
     assert "column 'c'" in result.stderr
     dkrr.dataset.drop_generations(project.rows, [2])
@@ -470,14 +459,13 @@ def test_rows_that_were_added_are_not_held_out_by_their_file(tmp_path: Path) -> 
     for name in ("incoming/n2.csv", "first.csv"):
         project.document["holdout"] = {"path": name}
         for _ in range(2):
-            result = command(project)
-            assert result.exit_code == 2, result.output
+            result = command(project, code=2)
             assert name in result.output
             assert "were added to" in " ".join(result.output.split())
     assert project.production == production
     project.aside("other", seed=9)
     project.document["holdout"] = {"path": "other.csv"}
-    assert command(project).exit_code == 0
+    command(project)
 
 
 @pytest.mark.parametrize("going_back", ["parameters", "rows"])
@@ -501,7 +489,6 @@ def test_a_pruned_version_is_fitted_again(going_back: str, tmp_path: Path) -> No
     else:
         project.document["model"]["alpha"] /= 4
     result = command(project, "--json")
-    assert result.exit_code == 0, result.output
     again = project.model.resolve().id
     assert again not in versions
     assert json.loads(result.stdout)["version"] == again
@@ -519,14 +506,10 @@ def test_a_pruned_version_is_fitted_again(going_back: str, tmp_path: Path) -> No
 
 def would(project: Project) -> dict[str, tuple[str, str]]:
     """Outcome and first reason of each batch, by ``dkrr retrain --dry-run``, which must change nothing."""
-    path = project.folder / "RETRAIN.toml"
-    path.write_text(toml.dumps(project.document))
+    assert "dry run" in command(project, "--dry-run").stdout
     before = contents(project.folder)
-    result = CliRunner().invoke(main, ["retrain", str(path), "--dry-run", "--json"])
-    assert result.exit_code == 0, result.output
+    found = json.loads(command(project, "--dry-run", "--json").stdout)["batches"]
     assert contents(project.folder) == before
-    assert "dry run" in CliRunner().invoke(main, ["retrain", str(path), "--dry-run"]).stdout
-    found = json.loads(result.stdout)["batches"]
     return {batch["name"]: (batch["outcome"], " ".join(batch["reasons"])) for batch in found}
 
 
@@ -547,10 +530,9 @@ def test_a_dry_run_says_what_would_become_of_each_batch(tmp_path: Path) -> None:
     assert "in the data set with other bytes" in found["n1.csv"][1]
 
 
-def test_a_dry_run_says_what_a_lost_data_set_would_get_again(two_nights: Project) -> None:
-    project = two_nights
+def test_a_dry_run_says_what_a_lost_data_set_would_get_again(project: Project) -> None:
     assert would(project) == {}
-    shutil.rmtree(project.rows)
+    lost(project, "rows")
     first = str(project.folder / "first.csv")
     assert would(project) == {name: ("appended", "") for name in (first, "n2.csv", "n3.csv")}
     (project.folder / "incoming/n2.csv").unlink()
@@ -598,56 +580,55 @@ def changes_rows(project: Project, keep_rows: int | None) -> None:
         dkrr.dataset.keep_last(project.rows, rows=keep_rows)
 
 
+@contextlib.contextmanager
+def around_fits(before: Callable[[], Any] = str, after: Callable[[], Any] = str) -> Iterator[None]:
+    """What somebody does before and after every fit of the block."""
+    real = dkrr.jobs.gate.drive_job
+
+    def disturbed(*args: Any, **options: Any) -> Any:
+        before()
+        summary = real(*args, **options)
+        after()
+        return summary
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("dkrr.jobs.gate.drive_job", disturbed)
+        yield
+
+
 @pytest.mark.parametrize("keep_rows", [pytest.param(None, marks=pytest.mark.thorough), 240])
 def test_rows_that_change_while_a_fit_runs_are_not_those_that_models_are_compared_on(
-    keep_rows: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    keep_rows: int | None, tmp_path: Path
 ) -> None:
     project = Project(tmp_path / "p", gate={"tolerance": 9.0})
     project.nights(1)
     project.deliver("n2", seed=2)
     alone = project.copied(tmp_path / "alone").run()
 
-    real = dkrr.jobs.gate.drive_job
-
-    def disturbed(*args: Any, **options: Any) -> Any:
-        summary = real(*args, **options)
-        changes_rows(project, keep_rows)
-        return summary
-
-    monkeypatch.setattr("dkrr.jobs.gate.drive_job", disturbed)
-    found = project.run()
+    with around_fits(after=lambda: changes_rows(project, keep_rows)):
+        found = project.run()
     sentences = [
         check["sentence"].replace(str(found.version), "") for check in found.checks if check["name"] == "score"
     ]
     said = [check["sentence"] for check in alone.checks if check["name"] == "score"]
     assert sentences == said
     assert found.outcome == "promoted"
-    monkeypatch.setattr("dkrr.jobs.gate.drive_job", real)
     assert project.run().outcome == "promoted"  # of what is there now
 
 
-def test_rows_that_change_before_a_fit_opens_them_are_fitted_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_change_before_a_fit_opens_them_are_fitted_by_the_next(tmp_path: Path) -> None:
     project = Project(tmp_path / "p", gate={"tolerance": 9.0})
     for night in (1, 2):
         project.deliver(f"n{night}", seed=night)
-    real = dkrr.jobs.gate.drive_job
-
-    def disturbed(*args: Any, **options: Any) -> Any:
-        changes_rows(project, 240)
-        return real(*args, **options)
-
-    monkeypatch.setattr("dkrr.jobs.gate.drive_job", disturbed)
-    with pytest.raises(InterruptedRunError, match="was changed"):
+    with (
+        around_fits(before=lambda: changes_rows(project, 240)),
+        pytest.raises(InterruptedRunError, match="was changed"),
+    ):
         project.run()
-    monkeypatch.setattr("dkrr.jobs.gate.drive_job", real)
     assert project.run().outcome == "promoted"
 
 
-def test_held_out_rows_that_are_replaced_while_a_fit_runs_judge_both_models_or_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_held_out_rows_that_are_replaced_while_a_fit_runs_judge_both_models_or_none(tmp_path: Path) -> None:
     project = Project(tmp_path / "p", gate={"tolerance": 9.0})
     del project.document["holdout"]["fraction"]
     project.document["holdout"]["path"] = "test.csv"
@@ -657,16 +638,8 @@ def test_held_out_rows_that_are_replaced_while_a_fit_runs_judge_both_models_or_n
     other = project.aside("other", seed=8, num_rows=50)
     expected = project.copied(tmp_path / "alone")
     shutil.copy(other, expected.folder / "test.csv")
-    real = dkrr.jobs.gate.drive_job
-
-    def disturbed(*args: Any, **options: Any) -> Any:
-        summary = real(*args, **options)
-        shutil.copy(other, project.folder / "test.csv")
-        return summary
-
-    monkeypatch.setattr("dkrr.jobs.gate.drive_job", disturbed)
-    found = project.run()
-    monkeypatch.setattr("dkrr.jobs.gate.drive_job", real)
+    with around_fits(after=lambda: shutil.copy(other, project.folder / "test.csv")):
+        found = project.run()
     scores = [[check for check in one.checks if check["name"] == "score"] for one in (found, expected.run())]
     assert scores[0] == scores[1] != []
 
@@ -775,7 +748,7 @@ def test_rows_that_a_window_left_behind_do_not_come_in_again(which: str, then: s
     if then == "drift edited":
         project.document["drift"] = {"shift": 1.1}
     elif then == "ledger lost":
-        (project.folder / "models/demo/retrain/batches.json").unlink()
+        lost(project, "ledger")
     else:
         deliver_again()
     assert would(project)["again.csv"][0] == "refused"
@@ -784,8 +757,8 @@ def test_rows_that_a_window_left_behind_do_not_come_in_again(which: str, then: s
     assert project.is_done()
 
 
-def test_rows_of_a_dropped_generation_that_come_again_stay_held_out_or_trained_on(two_nights: Project) -> None:
-    project, incoming = two_nights, two_nights.folder / "incoming"
+def test_rows_of_a_dropped_generation_that_come_again_stay_held_out_or_trained_on(project: Project) -> None:
+    incoming = project.folder / "incoming"
     held_out = project.model.resolve().facts["held_out"]
     dkrr.dataset.drop_generations(project.rows, [2])
     written_again(incoming / "n2.csv", "corrected")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,9 @@ def test_the_last_line_says_where_the_run_will_be() -> None:
     assert last.startswith(f"dkrr fit {Path('best.toml').absolute()}: ")
     assert str(Path("runs/best").absolute()) in last
     assert f"[output] directory of the job that was tuned is {Path('runs/first').absolute()}" in last
+    written, best = tomllib.loads(Path("best.toml").read_text()), JobSpec.load("best.toml")
+    assert (written["data"]["path"], best.tune) == ("data.npy", None)  # seen from its folder
+    assert best.output.store == JobSpec.load("job.toml").store
     assert run("fit", "best.toml").exit_code == 0
     assert dkrr.load_model("runs/best/model.zarr").num_rows == N
 

@@ -110,24 +110,6 @@ def test_of_many_changes_at_once_none_is_lost(model: NamedModel, saved: list[str
     assert (list(done.targets), list(done.released)) == ([], [version])
 
 
-def test_a_promotion_that_was_overtaken_is_judged_by_what_is_there(model: NamedModel, saved: list[str], monkeypatch):
-    a, b, c = (model.add(path).id for path in saved)
-    model.promote(a)
-    from dkrr.jobs import registry as module
-
-    swap = module.swap_json
-
-    def overtaken(*arguments: Any, **options: Any) -> Any:
-        monkeypatch.setattr(module, "swap_json", swap)
-        model.promote(c)  # another process, between reading and writing
-        return swap(*arguments, **options)
-
-    monkeypatch.setattr(module, "swap_json", overtaken)
-    with pytest.raises(LockedError, match=f"production is {c}, and was {a}"):
-        model.promote(b, expected=a)
-    assert model.aliases().targets["production"] == c
-
-
 def test_prune_keeps_what_may_be_needed(model: NamedModel, saved: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     a, b, c = (model.add(path, candidate=False).id for path in saved)
     assert model.prune(keep=0) == [], "younger than the grace"

@@ -24,21 +24,6 @@ def test_an_axis_holds_all_values(values: list[float], log: bool, zero: bool, ti
     assert all(50.0 <= found.at(value) <= 390.0 for value in values)
 
 
-@pytest.mark.parametrize(
-    ("values", "labels"),
-    [
-        ([0, 10], ("0", "2", "4", "6", "8", "10")),
-        ([0.12, 0.87], ("0.0", "0.2", "0.4", "0.6", "0.8", "1.0")),
-        ([1200, 9700], ("0", "2,000", "4,000", "6,000", "8,000", "10,000")),
-        ([5], ("4.4", "4.6", "4.8", "5.0", "5.2", "5.4", "5.6")),
-        ([], ("0.0", "0.2", "0.4", "0.6", "0.8", "1.0")),
-        ([math.nan, math.inf, 0, 2e9], ("0", "5e+08", "1e+09", "1.5e+09", "2e+09")),
-    ],
-)
-def test_ticks_are_round(values: list[float], labels: tuple[str, ...]) -> None:
-    assert tuple(axis(values, 0.0, 1.0).labels) == labels
-
-
 def chart(mark: Any, x: list[Any], *columns: list[Any], **given: Any) -> Chart:
     values = {f"name{k or ''}": column for k, column in enumerate(columns)}
     return Chart(mark=mark, x=x, columns=values, **{"title": "t", "sentence": "s", "x_label": "x"} | given)
@@ -60,19 +45,8 @@ def test_a_curve_goes_through_its_points_and_has_gaps() -> None:
     assert lines.table.rows == [("0", "0", "1"), ("1", "10", "\u2013"), ("2", "\u2013", "\u2013"), ("3", "5", "2")]
 
 
-def test_a_histogram_and_points() -> None:
-    bars = chart("histogram", [0, 1, 2], [3, 6])
-    first, second = (bar[3] for bar in bars.picture["bars"])
-    assert second == pytest.approx(2 * first, rel=0.01)
-    assert bars.table.rows == [("0 to 1", "3"), ("1 to 2", "6")]
+def test_points() -> None:
     ((_, path),) = chart("point", [1, 2, math.nan], [1, 2, 1]).picture["curves"]
     assert len(points_of(path)) == 2
     for x, y in points_of(path):  # what is predicted rightly is on the line
         assert y == pytest.approx(202 - 190 * (x - 52) / 336, abs=0.2)
-
-
-@pytest.mark.parametrize("mark", ["line", "point", "histogram"])
-def test_nothing_to_draw_is_no_error(mark: str) -> None:
-    for x, y in ((), ()), ([1], [None]), ([0.0, 0.0], [4]):
-        if (mark == "histogram") == (len(x) > len(y) or not x):
-            assert chart(mark, [*x], *([[*y]] if x else [])).picture["height"] == 240
