@@ -6,7 +6,7 @@ has done, and never both of them drive one run.
 One thread looks every two seconds for ``cancel.json`` and replaces ``status.json`` (every ten seconds on an object
 store). The thread that works only leaves its figures in a :class:`Monitor`.
 
-Submitting a job, resuming a run and asking it to stop return at once. ``python -m dkrr.jobs.driver RUN`` is the driver
+Submitting a job, resuming a run and asking it to stop return at once. ``python -m dkrr.jobs.run RUN`` is the driver
 of a submitted run: it runs or resumes it in the foreground, reads the job from its directory, and ends with the exit
 codes of the command line. Its output is the run's ``driver.log`` (on an object store: from its end on).
 """
@@ -21,13 +21,11 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dkrr.errors import CancelledError, DkrrError, InterruptedRunError, LockedError, StoreError, told
+from dkrr.errors import CancelledError, InterruptedRunError, LockedError, StoreError, told
 from dkrr.jobs.run_directory import (
     BEAT_SECONDS,
     BEAT_SECONDS_REMOTE,
@@ -43,7 +41,7 @@ from dkrr.jobs.run_directory import (
     write_status,
 )
 from dkrr.store.files import full_disk
-from dkrr.store.interruption import fenced, interrupt_main_thread, resumable
+from dkrr.store.interruption import fenced, interrupt_main_thread
 from dkrr.store.lease import Lease, described, process_record
 
 if TYPE_CHECKING:
@@ -418,7 +416,7 @@ def resume_run(directory: RunDirectory) -> Submitted:
     StoreError
         The run has no job.
     """
-    job, status = _job_of(directory), look_once(directory)
+    job, status = job_of(directory), look_once(directory)
     if status.state == "finished":
         from dkrr.jobs.prepare import changed_since
 
@@ -432,7 +430,7 @@ def resume_run(directory: RunDirectory) -> Submitted:
     return _start(directory)
 
 
-def _job_of(directory: RunDirectory) -> JobSpec:
+def job_of(directory: RunDirectory) -> JobSpec:
     from dkrr.jobs.spec import JobSpec
 
     document = directory.read("job.json")
@@ -471,7 +469,7 @@ def start_driver(directory: RunDirectory) -> dict[str, Any]:
     from dkrr.engine.machine import subprocess_environment
 
     # -P: a file numpy.py in the current folder must not become NumPy
-    command = [sys.executable, "-P", "-m", "dkrr.jobs.driver", directory.location]
+    command = [sys.executable, "-P", "-m", "dkrr.jobs.run", directory.location]
     log = directory.path("driver.log")
     if directory.folder is None:
         descriptor, log = tempfile.mkstemp(prefix=f"dkrr-{directory.name}-", suffix=".log")
@@ -503,48 +501,3 @@ def cancel_run(directory: RunDirectory) -> Status:
     if not status.is_ended:
         directory.write(CANCEL, {"requested_at": utc_now(), "by": process_record()})
     return status
-
-
-def drive(run: str, log: str | None = None) -> int:
-    """Run or resume the run at ``run``; the exit code. Errors are printed on stderr and stand in the status.
-
-    ``log`` is the local file with this process' output, for a run that is not on a file system.
-    """
-    directory, code = RunDirectory(run), 0
-    try:
-        with resumable():
-            from dkrr.jobs.run import drive_job
-
-            _say(f"driver of {directory.location}")
-            drive_job(_job_of(directory), directory, kind="here")
-        _say("finished")
-    except Exception as exc:
-        error, code = told(exc), told(exc).exit_code
-        if error is not exc:
-            traceback.print_exc()
-        _say(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""))
-        if not isinstance(exc, LockedError):  # then the run, and its status, belong to somebody else
-            _note_early_end(directory, exc, code)
-    if log is not None:
-        with contextlib.suppress(OSError, StoreError):
-            directory.write_bytes("driver.log", Path(log).read_bytes())
-            Path(log).unlink()
-    return code
-
-
-def _note_early_end(directory: RunDirectory, error: Exception, code: int) -> None:
-    """Say in the status what ended this driver before it had the run; what ended it later stands there already."""
-    with contextlib.suppress(OSError, DkrrError):
-        status = read_status(directory)
-        if status.state == "starting":
-            status.state, status.exit_code, status.error = "failed", code, error_facts(error)
-            report_at_end(directory, status)
-            write_status(directory, status)
-
-
-def _say(text: str) -> None:
-    print(f"{utc_now()} {text}", file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(drive(*sys.argv[1:]))

@@ -171,9 +171,12 @@ def _drive(
     spec: RetrainSpec, named: NamedModel, summary: RetrainSummary, began: float, progress: Progress | None
 ) -> RetrainSummary:
     # most ticks find nothing new: what a fit needs is imported here, which takes longer than looking
+    from dkrr.jobs import mlflow_log
     from dkrr.jobs.driver import driving
     from dkrr.jobs.gate import forget_runs, improve
 
+    if spec.mlflow is not None:
+        mlflow_log.load_mlflow()  # what is missing is found before anything is done
     directory = RunDirectory(spec.directory)
     check_outside(directory.location)
     if not may_hold(directory.location, "retrain"):
@@ -208,6 +211,8 @@ def _drive(
         history.write()
         remove_array(history.scratch)
         forget_runs(directory, str(summary.fit.get("run", "")))
+    if spec.mlflow is not None:
+        mlflow_log.log_tick(spec.mlflow, summary, named)
     if summary.outcome == "refused":
         raise RefusedError(
             f"{named.name}: {len(summary.reasons)} reason{'s' if len(summary.reasons) != 1 else ''} to refuse: "

@@ -178,6 +178,24 @@ class WindowSpec(Table):
         return self
 
 
+class MlflowSpec(Table):
+    """``[mlflow]``: where runs and models are logged besides; needs ``dkrr[mlflow]``.
+
+    Parameters
+    ----------
+    tracking_uri
+        The server or folder of MLflow.
+    experiment
+        The experiment that runs belong to.
+    log_model
+        Log the model as well, without pickle.
+    """
+
+    tracking_uri: str
+    experiment: str = "dkrr"
+    log_model: bool = True
+
+
 class RetrainSpec(JobSpec):
     """The whole of RETRAIN.toml: the tables of a job, and those above. Its run is ``<registry>/<name>/retrain``."""
 
@@ -186,6 +204,7 @@ class RetrainSpec(JobSpec):
     gate: GateSpec = GateSpec()
     drift: DriftSpec = DriftSpec()
     window: WindowSpec | None = None
+    mlflow: MlflowSpec | None = None
 
     @model_validator(mode="after")
     def _check_retrain(self) -> Self:

@@ -21,8 +21,11 @@ written, the log says so and the run goes on.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -37,10 +40,10 @@ from dkrr.engine.cluster import blas_of, connect_executor, executor_facts, requi
 from dkrr.engine.machine import peak_rss_bytes
 from dkrr.engine.tasks import Executor, Progress, RunSummary
 from dkrr.engine.workers import describe_executor, worker_memory
-from dkrr.errors import ConvergenceError, DkrrError, LockedError
+from dkrr.errors import ConvergenceError, DkrrError, LockedError, StoreError, told
 from dkrr.fit.fitting import FitResult
 from dkrr.fit.inputs import given_tiles, nothing_new, rows_on_disk
-from dkrr.jobs.driver import Monitor, driving
+from dkrr.jobs.driver import Monitor, driving, error_facts, job_of, report_at_end
 from dkrr.jobs.facts import (
     Shown,
     exactness_facts,
@@ -54,7 +57,7 @@ from dkrr.jobs.facts import (
 from dkrr.jobs.loss_fit import fit_loss
 from dkrr.jobs.plan import Plan, decision_of, make_plan
 from dkrr.jobs.prepare import Prepared, prepare
-from dkrr.jobs.run_directory import RunDirectory
+from dkrr.jobs.run_directory import RunDirectory, read_status, utc_now, write_status
 from dkrr.jobs.spec import JobSpec
 from dkrr.kernels import Kernel
 from dkrr.linalg.catalogue import Ancestor, ancestors, record_rows
@@ -70,6 +73,7 @@ from dkrr.models.uncertainty import loo_quantiles
 from dkrr.models.validation import check_target_sizes
 from dkrr.store.documents import plain
 from dkrr.store.files import delete_key, join, list_entries, note_user, place, remove_array, write_json
+from dkrr.store.interruption import resumable
 
 FIGURES = "figures.json"
 SAMPLE_ROWS = 2000
@@ -570,3 +574,46 @@ def _held_out_facts(train: Dataset, run: RunSummary) -> dict[str, Any]:
     # six digits: what a page can show
     rounded = [[[float(f"{value:.6g}") for value in pair] for pair in pairs[:, k]] for k in range(pairs.shape[1])]
     return {"pairs": rounded, "confusion": confusion}
+
+
+def drive(run: str, log: str | None = None) -> int:
+    """Run or resume the run at ``run``; the exit code. Errors are printed on stderr and stand in the status.
+
+    ``log`` is the local file with this process' output, for a run that is not on a file system.
+    """
+    directory, code = RunDirectory(run), 0
+    try:
+        with resumable():
+            _say(f"driver of {directory.location}")
+            drive_job(job_of(directory), directory, kind="here")
+        _say("finished")
+    except Exception as exc:
+        error, code = told(exc), told(exc).exit_code
+        if error is not exc:
+            traceback.print_exc()
+        _say(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""))
+        if not isinstance(exc, LockedError):  # then the run, and its status, belong to somebody else
+            _note_early_end(directory, exc, code)
+    if log is not None:
+        with contextlib.suppress(OSError, StoreError):
+            directory.write_bytes("driver.log", Path(log).read_bytes())
+            Path(log).unlink()
+    return code
+
+
+def _note_early_end(directory: RunDirectory, error: Exception, code: int) -> None:
+    """Say in the status what ended this driver before it had the run; what ended it later stands there already."""
+    with contextlib.suppress(OSError, DkrrError):
+        status = read_status(directory)
+        if status.state == "starting":
+            status.state, status.exit_code, status.error = "failed", code, error_facts(error)
+            report_at_end(directory, status)
+            write_status(directory, status)
+
+
+def _say(text: str) -> None:
+    print(f"{utc_now()} {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(drive(*sys.argv[1:]))

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import dkrr
 from dkrr.cli import main
-from dkrr.jobs.driver import drive
+from dkrr.jobs.run import drive
 
 JOB = """
 [data]
