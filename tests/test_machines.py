@@ -368,6 +368,3 @@ def test_a_convex_solver(name: str, kernel: str) -> None:
     found = ours.decision_function(X) if name == "hinge" else ours.predict(X)
     assert ours.solution_.certificates[0].primal == pytest.approx(least, rel=1e-8)
     assert np.abs(found - predicted).max() <= (1e-6 if name == "huber" else 1e-5) * np.abs(predicted).max()
-
-
-# --- linear models, and the square -----------------------------------------------------------------------------------
