@@ -93,7 +93,7 @@ def test_continuous_integration_runs_the_readmes_line() -> None:
     assert awk is not None
     found = subprocess.run(["bash", "-c", awk[1]], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert found.stdout.splitlines() == commands("Test it")
-    assert 'step fast "$test_command"' in script
+    assert 'now fast "nice -n 5 ${test_command##* && }"' in script
 
 
 def test_what_the_readme_installs_is_declared() -> None:

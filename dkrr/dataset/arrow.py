@@ -472,6 +472,12 @@ class CsvTable(ArrowTable):
         are_years = len(whole) == width > 1 and whole == list(range(whole[0], whole[0] + len(whole)))
         are_odd = len(fractions) == len(numbers) and bool(text or len(below) > 1)
         is_whole = bool(whole) and len(whole) == len(numbers) == width - len(text) and not recurring
+        # wavelengths, years, times: evenly spaced as no row below is, and with no value near those below
+        spaced = [len(fields) > 2 and self._are_spaced(fields) for fields in (first, *below)]
+        is_scale = spaced[0] and bool(below) and not any(spaced[1:])
+        for j in places if is_scale else ():
+            found = [self._number(field) for field in columns[j]]
+            is_scale = is_scale and bool(found) and not min(found) <= self._number(first[j]) <= max(found)
         all_text = len(text) == width
         other = next((j for j in places if j not in text), 0)
         beside = "a number" if other in numbers else "empty" if not first[other].strip() else "a missing value"
@@ -490,12 +496,20 @@ class CsvTable(ArrowTable):
                 is_whole and (are_odd or (are_years and fractions)),
                 f"{' and '.join(map(str, whole[:2]))} stand above fractions",
             ),
+            (is_scale, f"{' and '.join(first[:2])} are evenly spaced, and no value below is near them"),
             # what pandas writes where columns have no names
             (width > 1 and whole == list(places), "0 and 1 are the numbers of its columns"),
         ]
         if doubt := next((said for is_doubtful, said in doubts if is_doubtful), ""):
             raise DataError(f"{self.label}, line {line}: {doubt}; it may hold names or values", hint=_HEADER_HINT)
         return all_text
+
+    def _number(self, field: str) -> float:
+        return float(field.replace(self.decimal, ".")) if is_number(field, self.decimal) else np.nan
+
+    def _are_spaced(self, fields: list[str]) -> bool:
+        steps = np.diff([self._number(field) for field in fields])
+        return bool(steps[0]) and np.allclose(steps, steps[0], rtol=1e-6, atol=0.0)
 
     def _quotes_numbers(self, line: int) -> bool:
         with self._open() as file:

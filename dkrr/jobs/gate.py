@@ -99,8 +99,7 @@ def improve(
     # the parameters that were found last are kept until others are asked for, or the next search
     given = spec.to_dict()["model"]
     is_same = last.get("given") == given
-    model, since = (last["model"], last["fits_since_search"] + 1) if is_same else (given, 1)
-    summary.searched = is_same and spec.retrain.search_every is not None and since >= spec.retrain.search_every
+    model, since = (last["model"], last["fits_since_search"]) if is_same else (given, 0)
     mask = history.held_out(dataset)
     held_out, mask_path, mask_digest = int(np.count_nonzero(mask)), None, ""
     if spec.holdout.path is None and held_out < spec.gate.min_rows:
@@ -114,6 +113,8 @@ def improve(
                 f"{seen} are in {spec.retrain.data}: they were added to it, and fits train on them",
                 hint="judge by rows that no fit has seen",
             )
+        since += 1
+        summary.searched = is_same and spec.retrain.search_every is not None and since >= spec.retrain.search_every
         if summary.searched:
             monitor.phase("search")
             search = _job(spec, given, mask_path, "search", spec.tune)

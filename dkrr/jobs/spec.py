@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from dkrr.dataset.writer import check_outside
 from dkrr.engine import configuration
@@ -469,7 +469,7 @@ class EvaluateSpec(HeldOutRows):
 
     mask_column: Column = 0
     metric: Literal["rmse", "r2", "accuracy", "balanced_accuracy", "log_loss", "pinball"] | None = None
-    leave_one_out: bool | None = None
+    leave_one_out: Annotated[bool, BeforeValidator(lambda value: value == "exact" or value)] | None = None
     intervals: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     @model_validator(mode="after")
@@ -503,7 +503,7 @@ class SolverSpec(Table):
     max_iter
         The most iterations.
     preconditioner
-        Of cg.
+        Of cg: low-rank approximations of the Gram matrix.
     rank
         Of the preconditioner of cg.
     seed

@@ -54,6 +54,11 @@ AMBIGUOUS = {
     "years after a name": ("id,2019,2020\nf,1.5,2.5\ng,2.5,3.5\n", "2019 and 2020 stand above fractions"),
     "years": ("2019,2020\n1.5,2.5\n", "2019 and 2020 stand above fractions"),
     "numbered columns": ("0,1,2\n0.5,0.25,1\n", "0 and 1 stand above fractions"),
+    "a scale far from what is below": (
+        "1100.0,1102.0,1104.0\n0.5,0.1,0.7\n0.4,0.4,0.2\n",
+        "1100.0 and 1102.0 are evenly",
+    ),
+    "years above whole numbers": ("2019,2020,2021\n5,7,1\n4,4,2\n", "2019 and 2020 are evenly spaced"),
     "numbered columns of whole numbers": ("0,1,2\n5,7,1\n4,4,2\n", "0 and 1 are the numbers of its columns"),
     "a year": ("2019\n1.5\n2.5\n", "2019 stand above fractions"),
     "a number above text": ("x,7\npear,q\n", "'7' stands above text"),
