@@ -31,7 +31,7 @@ Cost
 k n entries of K for each round of k coefficients that changed (k <= 6,000) and, after the start and at the end, n times
 the number of support vectors; m^3 / 3 flops for a factor of the m that are free, about one for each value of C. A few
 vectors of n, the rows, and 8 k^2 bytes for each working set, 8 m^2 for the factor: of as many as there are threads
-(and one factor more for several values of C). Ten values of C as above take 3.5 times the work of C = 1 alone.
+(and one factor more for several values of C). Ten values of C as above take 3 times the time of C = 1 alone.
 
 References
 ----------
