@@ -500,14 +500,15 @@ class _Programme:
         kkt = max(0.0, float((up - self.b).max()), float((self.b - down).max()))
         gap = 0.0 if max(abs(primal), primal - dual) <= problem.rounding else (primal - dual) / primal
         self.found = Certificate(primal, dual, gap, kkt, int(np.count_nonzero(a)))
-        if norm < 0 or self.is_exact:
+        if norm < 0 and not self.is_looked_at.all():  # predictions that are this old say nothing
+            self.num_partial = MAX_PARTIAL + 1
+        elif norm < 0 or self.is_exact:
             self.found = certify(problem, a, self.b, f)
         known = [one for one in self.history if one[0] != self.number]
         self.history = [*known, (self.number, self.found.gap, self.found.kkt)]
-        # rows that are left out change the gap by nothing, but the dual objective
-        grew = self.found.dual > self.dual + PROGRESS * abs(self.found.dual) or not self.is_looked_at.all()
-        self.stalled = 0 if grew else self.stalled + 1
-        self.dual = max(self.dual, self.found.dual)
+        if self.is_looked_at.all():  # rows that are left out change the gap by nothing, but the dual objective
+            self.stalled = 0 if self.found.dual > self.dual + PROGRESS * abs(self.found.dual) else self.stalled + 1
+            self.dual = max(self.dual, self.found.dual)
 
     def has_ended(self, tol: float) -> bool:
         """Whether it is, by an exact gradient: near enough, or no nearer than the last time, for rounding."""
@@ -566,7 +567,8 @@ class _Programme:
         if self.problem.fit_intercept:
             rising, falling = np.argpartition(-up, half)[:half], np.argpartition(down, half)[:half]
             least, largest = down[falling].min(), up[rising].max()
-            middle = np.median(up[free]) if num_free else 0.5 * (least + largest)
+            partners = self.rows[free[self.rows]]  # of rows on one side; free ones that are not kept are none
+            middle = np.median(up[partners]) if len(partners) else 0.5 * (least + largest)
             middle = min(max(middle, least), largest)
             enough = VIOLATING * (largest - least)
             worst = np.r_[rising[up[rising] > middle + enough], falling[down[falling] < middle - enough]]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from sklearn.svm import SVC, SVR
 
+from dkrr import KernelQuantileRegressor
 from dkrr.kernels import make_kernel
 from dkrr.linalg import decomposition
 from dkrr.linalg.loss import Loss, make_loss
@@ -248,3 +249,16 @@ def test_what_the_progress_of_two_threads_raises_ends_both() -> None:
     with pytest.raises(KeyboardInterrupt):
         decomposition.decompose(given, tol=1e-10, progress=stop)
     assert len(calls) == 1
+
+
+def test_a_sample_that_is_solved_to_rounding_is_a_start_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its free rows are at the kink, so that nearly all coefficients begin at a bound, and violations on one side."""
+    monkeypatch.setattr(decomposition, "SAMPLE_TOL", 1e-12)
+    rng = np.random.default_rng(1)
+    n, d = int(rng.integers(4000, 6000)), int(rng.integers(2, 9))
+    X = rng.standard_normal((n, d))
+    y = np.sin(2 * X[:, 0]) + rng.uniform(0.1, 1) * rng.standard_normal(n)
+    quantile, gamma = float(rng.choice([0.05, 0.95, 0.5, 0.99])), 10 ** rng.uniform(-2, 0.5)
+    arguments: Any = {"quantile": quantile, "alpha": 10 ** rng.uniform(-2, 1), "kernel": "rbf", "gamma": gamma}
+    machine = KernelQuantileRegressor(tol=1e-4, **arguments)
+    assert machine.fit(X, y).solution_.certificates[0].gap <= 1e-4
