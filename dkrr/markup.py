@@ -39,12 +39,19 @@ def number(value: Any) -> str:
     return f"{int(value):,}" if float(value).is_integer() and abs(value) < 1e15 else f"{value:.5g}"
 
 
+def bytes_unit(largest: float) -> tuple[float, str]:
+    """What to divide sizes by so that the largest is read easily, and the unit's name."""
+    names = ("B", "KiB", "MiB", "GiB", "TiB")
+    power = sum(largest >= 1024.0**k for k in range(1, len(names)))
+    return 1024.0**power, names[power]
+
+
 def size(num_bytes: Any) -> str:
     """``812 MiB``."""
     if not _is_number(num_bytes):
         return "unknown"
-    power = sum(abs(num_bytes) >= 1024.0**k for k in range(1, 5))
-    return f"{num_bytes / 1024.0**power:.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+    unit, name = bytes_unit(abs(num_bytes))
+    return f"{num_bytes / unit:.4g} {name}"
 
 
 def seconds(value: Any) -> str:

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 from functools import cached_property
 
 SECTIONS = (
-    "asked", "data", "time", "memory", "convergence", "residuals", "held-out", "plan", "reuse", "versions",
+    "asked", "data", "time", "memory", "rate", "convergence", "residuals", "held-out", "plan", "reuse", "versions",
     "events",
 )  # fmt: skip
 _RUNS = {"script", "iframe", "object", "embed", "base", "form", "audio", "video", "img", "image", "foreignObject"}

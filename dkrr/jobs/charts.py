@@ -1,6 +1,6 @@
 """What the page of a run is made of: sentences, tables, text as it was written, and charts as inline SVG.
 
-A chart is curves or points, and the same numbers as a table. It has a title and a description that a
+A chart is curves, a histogram or points, and the same numbers as a table. It has a title and a description that a
 screen reader speaks, text that is text, and colours that are classes of the page's style sheet, so that light, dark and
 print each have their own. Curves differ by their dashes, too. No plotting library draws them: one that writes its
 colours into every element would have to have them replaced again, and takes a second and more at the end of every run;
@@ -11,8 +11,9 @@ Widths and heights are in the units of the picture, 400 x 240, which the page sc
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -67,17 +68,17 @@ class Chart:
     Parameters
     ----------
     mark
-        "line": a curve of each column over ``x``.
+        "line": a curve of each column over ``x``. "histogram": the counts of one column between the edges ``x``.
         "point": one column against ``x``, with the same axis both ways and a line where both are equal.
     sentence
-        What there is to see.
+        What there is to see; ``more`` is for who does not see it.
     columns
         Values by name; None is a gap.
     levels
         Heights to mark with a line across, and what they are.
     """
 
-    mark: Literal["line", "point"]
+    mark: Literal["line", "histogram", "point"]
     title: str
     sentence: str
     x: Sequence[float]
@@ -86,6 +87,7 @@ class Chart:
     y_label: str = ""
     log: bool = False
     levels: Sequence[tuple[float, str]] = ()
+    more: str = ""
 
     @property
     def picture(self) -> dict[str, Any]:
@@ -100,17 +102,28 @@ class Chart:
             "x": x.marks(),
             "y": y.marks(),
             "levels": [(round(y.at(level), 1), label) for level, label in self.levels],
-            "curves": [(k, _pen(self, c, x, y)) for k, c in self.columns.items()],
+            "bars": [*self._bars(x, y)] if self.mark == "histogram" else [],
+            "curves": [] if self.mark == "histogram" else [(k, _pen(self, c, x, y)) for k, c in self.columns.items()],
             "names": names,
             "height": HEIGHT + (names[-1][1] - HEIGHT + 8 if names else 0),
         }
+
+    def _bars(self, x: Axis, y: Axis) -> Iterator[tuple[float, float, float, float, str]]:
+        """Left edge, top, width, height and words of the bars of a histogram."""
+        for (low, high), count in zip(itertools.pairwise(self.x), *self.columns.values(), strict=True):
+            words = f"{short_number(low)} to {short_number(high)}: {count:,} row{'s' * (count != 1)}"
+            top, left, right = y.at(count or 0), x.at(low) + 0.4, x.at(high) - 0.4
+            yield *(round(v, 1) for v in (left, top, max(0.5, right - left), BOTTOM - top)), words  # type: ignore[misc]
 
     @property
     def table(self) -> Table:
         """The numbers, at most 25 rows of them, evenly spaced."""
         first = [short_number(x) for x in self.x]
+        if self.mark == "histogram":
+            first = [f"{low} to {high}" for low, high in itertools.pairwise(first)]
         count, columns = len(first), list(self.columns.items())[:6]
-        chosen = sorted({*range(0, count, max(1, -(-count // MOST_TABLE_ROWS))), *range(count)[-1:]})
+        few = 1 if self.mark == "histogram" else max(1, -(-count // MOST_TABLE_ROWS))
+        chosen = sorted({*range(0, count, few), *range(count)[-1:]})
         values = [[DASH if (y := column[i]) is None else short_number(y) for i in chosen] for _, column in columns]
         caption = self.title + (f", {self.y_label}" if self.y_label not in ("", *self.columns) else "")
         return Table(

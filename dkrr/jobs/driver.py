@@ -14,6 +14,7 @@ codes of the command line. Its output is the run's ``driver.log`` (on an object 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import signal
@@ -24,6 +25,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from dkrr.errors import CancelledError, InterruptedRunError, LockedError, StoreError, told
 from dkrr.jobs.run_directory import (
@@ -52,9 +55,55 @@ CANCEL = "cancel.json"
 POLL_SECONDS_REMOTE = 2.0
 # what a cancelled run may take to leave by itself, between two tasks; then its main thread is interrupted
 GRACE_SECONDS = 8.0
+MOST_SAMPLES = 240
+MOST_WORKERS = 12
+WRITE_SECONDS = 20.0
 logger = logging.getLogger("dkrr.runs")
 
 Progress = Callable[[str, int, int, float, float], None]
+
+
+class Samples:
+    """Memory of the workers, and the rate, over the time of one attempt: bounded however long it takes.
+
+    When 240 samples are there, neighbours become one (the larger of two sizes) and every later one stands for twice the
+    time. The driver and up to 12 workers, the largest, have a curve each.
+    ``samples.json`` has those of the last attempt, some 30 kB at most.
+    """
+
+    def __init__(self) -> None:
+        # seconds since the attempt began, flops until then, resident bytes by process
+        self.samples: list[tuple[float, float, dict[str, int]]] = []
+        self._count, self._every = 0, 1
+
+    def add(self, seconds: float, flops: float, memory_bytes: dict[str, int]) -> None:
+        """Take a sample; ``flops`` are all until now."""
+        self.samples.append((seconds, flops, {**memory_bytes, "driver": psutil.Process().memory_info().rss}))
+        if self._count % self._every:
+            self.samples[-2:] = [_as_one(*self.samples[-2:])]
+        self._count += 1
+        if len(self.samples) > MOST_SAMPLES:
+            first, last = self.samples[:-1], self.samples[-1:]
+            self.samples = [*map(_as_one, first[::2], first[1::2]), *last]
+            self._every *= 2
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: columns, with None where a process was not there."""
+        times, flops, memory = zip(*self.samples, strict=True) if self.samples else ((), (), ())
+        peaks = {name: max(sizes.get(name, 0) for sizes in memory) for name in set().union(*memory)}
+        names = sorted(peaks, key=lambda name: (name == "driver", peaks[name]))[-1 - MOST_WORKERS :]
+        spans = zip(itertools.pairwise((0.0, *times)), itertools.pairwise((0.0, *flops)), strict=True)
+        return {
+            "seconds": [round(value, 2) for value in times],
+            "flops_per_second": [round((done - first) / max(now - then, 1e-9)) for (then, now), (first, done) in spans],
+            "memory_bytes": {name: [sizes.get(name) for sizes in memory] for name in names},
+        }
+
+
+def _as_one(early: tuple[float, float, dict[str, int]], late: tuple[float, float, dict[str, int]]) -> Any:
+    """The later of two samples, with the larger of the sizes in both."""
+    sizes = {name: max(item.get(name, 0) for item in (early[2], late[2])) for name in {**early[2], **late[2]}}
+    return *late[:2], sizes
 
 
 class Monitor:
@@ -80,7 +129,7 @@ class Monitor:
         self._status = Status(state="starting", epoch=lease.epoch, started_at=utc_now())
         self._status.driver = {**process_record(), "kind": lease.kind, "epoch": lease.epoch, "token": lease.token}
         self._meter = Meter(self._status)
-        self._began = time.monotonic()
+        self._began = self._samples_written = time.monotonic()
         self._lock = threading.RLock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="dkrr-heartbeat")
@@ -89,6 +138,7 @@ class Monitor:
         self._handlers: list[logging.Handler] = [_Warnings(self.events), *printed]
         self._executor_facts: Callable[[], dict[str, Any]] = dict
         self._memory: Callable[[], dict[str, int]] = dict
+        self._samples = Samples()
         self._told_at: float | None = None
 
     # --- called by the thread that works ------------------------------------------------------------------------------
@@ -139,7 +189,7 @@ class Monitor:
     def working(self, facts: Callable[[], dict[str, Any]], memory: Callable[[], dict[str, int]] = dict) -> None:
         """The run has its workers; ``facts()`` says which, ``memory()`` their resident bytes, and neither waits."""
         self._executor_facts, self._memory = facts, memory
-        self._weigh()
+        self._sample()
         status = self._status
         self.note(state="running" if status.state == "starting" else status.state)
         self._take_facts()
@@ -181,6 +231,9 @@ class Monitor:
         self.events.add("state", state if facts is None else f"{state}: {facts['message']}", code=exit_code)
         try:
             self.events.flush()
+            self._sample()
+            with contextlib.suppress(OSError, StoreError):  # a curve that ends early is no reason to fail
+                self._write_samples()
             report_at_end(self.directory, self.snapshot())  # first: who waits for the status finds the report
         finally:
             self._write()
@@ -215,9 +268,11 @@ class Monitor:
 
     def _beat(self) -> None:
         self._take_facts()
-        self._weigh()
+        self._sample()
         self.events.flush()
         self._write()
+        if time.monotonic() - self._samples_written >= WRITE_SECONDS:
+            self._write_samples()
 
     def _insist(self) -> None:
         """Interrupt, once, a main thread that does not come by a place where it would stop."""
@@ -234,9 +289,15 @@ class Monitor:
             if worker.get("address") not in before:
                 self.events.add("warning", f"worker {worker.get('address')} gets no task: {worker.get('reason')}")
 
-    def _weigh(self) -> None:
+    def _sample(self) -> None:
         memory = self._memory()
-        self.note(memory_bytes=max(memory.values(), default=self._status.memory_bytes))
+        with self._lock:
+            self._samples.add(time.monotonic() - self._began, self._meter.work, memory)
+            self._status.memory_bytes = max(memory.values(), default=self._status.memory_bytes)
+
+    def _write_samples(self) -> None:
+        self._samples_written = time.monotonic()
+        self.directory.write("samples.json", self._samples.to_dict() | {"epoch": self.lease.epoch})
 
     def _write(self) -> None:
         with self._lock:

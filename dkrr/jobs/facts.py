@@ -343,6 +343,8 @@ class Findings:
         self.job_text = cut(source or (json.dumps(job, indent=1, sort_keys=True) if job else ""), MOST_JOB_LETTERS)
         found = _tolerant(lambda: [event for _, event in read_events(directory) if isinstance(event, dict)], [])
         self.events, self.num_events = found, len(found)
+        samples = _document(directory, "samples.json")
+        self.attempt = samples if samples.get("epoch") == self.status.epoch else {}
 
     def before(self, event: str) -> str:
         """Why something is not there that comes when "it was solved", say."""

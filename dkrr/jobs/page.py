@@ -37,6 +37,7 @@ from dkrr.jobs.facts import (
 from dkrr.jobs.run_directory import RunDirectory, Status, look_once, utc_now
 from dkrr.markup import (
     DASH,
+    bytes_unit,
     cut,
     kernel_words,
     known,
@@ -57,12 +58,16 @@ _MADE = b'<meta name="generator" content="dkrr '
 # what HTML and XML cannot hold, and characters that turn the direction of text around
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 MOST_CONFUSION = 10
-MOST_COLUMNS = 30
+MOST_FEATURES = 30
 MOST_MACHINES = 8
 MOST_PHASES = 20
 MOST_SHOWN_EVENTS = 120
 MOST_TARGETS = 40
+TOO_FEW = (
+    "There is no curve of memory or GF/s: fewer than two samples were taken, one every two seconds while a run goes on."
+)
 MOST_WORKERS = 32
+NUM_BINS = 30
 # the record of a run has no order of its own, and a solver's phases have other names than those of the status
 USUAL = (
     "prepare", "plan", "start", "gram", "precondition", "factorise", "multiply", "cg", "decomposition", "newton",
@@ -153,7 +158,7 @@ def data_section(found: Findings) -> Iterator[Block]:
     data = found.part("data")
     if not data:
         return
-    generations, columns = data.get("generations") or [], data.get("columns") or []
+    generations, features = data.get("generations") or [], data.get("features") or []
     rows = known(
         ("training rows", number(data["num_rows"])),
         ("held-out rows", number(data["num_test_rows"]) if data["num_test_rows"] else "none"),
@@ -165,15 +170,26 @@ def data_section(found: Findings) -> Iterator[Block]:
         ("rows after each append", listed(generations) if len(generations) > 1 else ""),
     )
     yield Table((), rows, "The rows of this run")
-    if counts := data.get("class_counts"):
+    counts, targets = data.get("class_counts"), data.get("targets") or []
+    if counts:
         classes = [(cut(n, 40), Bar(f"{k:,}", k / max(counts))) for n, k in zip(data["classes"], counts, strict=False)]
         yield Table(("class", "rows"), classes, "Training rows of each class", folded=len(classes) > 20)
-    if columns:
+    for target in targets:
+        name, edges, counts = cut(target["name"], 60), target["edges"], target["counts"]
+        low, high, mean, std = (number(target[key]) for key in ("min", "max", "mean", "std"))
+        sentence = f"Target {name}: from {low} to {high}, mean {mean}, standard deviation {std}."
+        peak = counts.index(max(counts))
+        most = f" Most rows, {counts[peak]:,}, are between {edges[peak]:.4g} and {edges[peak + 1]:.4g}."
+        yield Chart(
+            mark="histogram", title=f"Histogram of target {name}", sentence=sentence, more=most, x=edges,
+            columns={"rows": counts}, x_label=name, y_label="rows",
+        )  # fmt: skip
+    if features:
         yield Table(
-            ("column", "mean", "standard deviation"),
-            [(cut(item["name"], 80), number(item["mean"]), number(item["std"])) for item in columns[:MOST_COLUMNS]],
-            f"Columns of the training rows{_left(len(columns) - MOST_COLUMNS, 'are not listed')}",
-            folded=len(columns) > 12,
+            ("feature", "mean", "standard deviation"),
+            [(cut(item["name"], 80), number(item["mean"]), number(item["std"])) for item in features[:MOST_FEATURES]],
+            f"Features of the training rows{_left(data['num_features'] - MOST_FEATURES, 'are not listed')}",
+            folded=len(features) > 12,
         )
 
 
@@ -220,16 +236,46 @@ def _busy(found: Findings, work: dict[str, Any]) -> float:
 
 
 def memory_section(found: Findings) -> Iterator[Block]:
-    """The largest resident memory of every process, and what it was allowed to have."""
+    """Resident memory of the workers over time, their peaks, and what they were allowed to have."""
     limit, peaks = found.plan.get("memory_limit_bytes"), found.result.get("peak_rss_bytes") or {}
+    times, columns = found.attempt.get("seconds") or [], found.attempt.get("memory_bytes") or {}
+    if len(times) < 2:
+        yield Text(TOO_FEW, missing=True)
+    else:
+        largest = max((value for values in columns.values() for value in values if value is not None), default=0)
+        unit, unit_name = bytes_unit(largest)
+        marks = (("projected", found.plan.get("task_bytes")), ("limit", limit))
+        share = f" in {seconds(times[-1])}" + (f", {largest / limit:.0%} of the limit of a worker" if limit else "")
+        yield Chart(
+            mark="line", title="Memory per worker over time", x=times,
+            sentence=f"Resident memory: {size(largest)} at most, {len(times)} samples{share}.",
+            columns={cut(k, 40): [None if v is None else v / unit for v in values] for k, values in columns.items()},
+            x_label="seconds since the attempt began", y_label=unit_name,
+            levels=[(mark / unit, f"{what} {size(mark)}") for what, mark in marks if mark and mark <= 3 * largest],
+        )  # fmt: skip
     driver = found.result.get("client_peak_rss_bytes")
     rows = [
         (cut(name, 80), size(peak), f"{peak / limit:.0%}" if limit else DASH)
         for name, peak in sorted(peaks.items())[:MOST_WORKERS]
     ] + [("driver", size(driver), DASH)] * bool(driver)
+    left = _left(len(peaks) - MOST_WORKERS, "workers are not listed")
     if rows:
-        left = _left(len(peaks) - MOST_WORKERS, "workers are not listed")
         yield Table(("process", "peak", "of its limit"), rows, f"Largest resident memory{left}")
+
+
+def rate_section(found: Findings) -> Iterator[Block]:
+    """Floating-point operations per second over time."""
+    times, rates = found.attempt.get("seconds") or [], found.attempt.get("flops_per_second") or []
+    if len(times) > 1 and max(rates, default=0) > 0:
+        again = " Tiles that were found valid count as well, so a continued run begins with a peak."
+        sentence = f"GF/s between one heartbeat and the next: {max(rates) / 1e9:.4g} at most."
+        yield Chart(
+            mark="line", title="GF/s over time", sentence=sentence + again * (found.status.epoch > 1), x=times,
+            columns={"GF/s": [value / 1e9 for value in rates]},
+            x_label="seconds since the attempt began", y_label="GF/s",
+        )  # fmt: skip
+    else:
+        yield Text(TOO_FEW, missing=True)
 
 
 # --- the answer, and how good it is -----------------------------------------------------------------------------------
@@ -432,7 +478,8 @@ _SECTIONS: tuple[tuple[str, str, Callable[[Findings], Iterator[Block]], str], ..
     ("asked", "What was asked, and what “auto” chose", asked_section, "the job was written down"),
     ("data", "The data", data_section, "figures of the data were taken"),
     ("time", "Time per phase", time_section, "the first phase was over"),
-    ("memory", "Memory", memory_section, "it was over"),
+    ("memory", "Memory per worker over time", memory_section, "samples were taken"),
+    ("rate", "Rate", rate_section, "a phase was over"),
     ("convergence", "Convergence of {solver}", convergence_section, "the iteration began"),
     ("residuals", "{exactness}", residual_section, "it was solved"),
     ("held-out", "Predicted against true on held-out rows", held_out_section, "held-out rows were predicted"),

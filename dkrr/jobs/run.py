@@ -16,7 +16,7 @@ the data set. Cost: one reading of the coefficients.
 ``figures.json`` has figures that only the report needs: data, machine, work, iterations, held-out rows. They are
 written while the run goes on, so that a run that fails has those it came to. All of them are bounded, whatever the
 number of rows, targets, workers and iterations; 150 kB at most. Nothing that runs depends on them: where they cannot be
-written, the log says so and the run goes on.
+written, the log says so and the run goes on. Cost: the targets are read twice.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.dataset import Dataset, Floats, write_rows
+from dkrr.dataset import Dataset, Floats, Scaling, write_rows
 from dkrr.engine.cluster import blas_of, connect_executor, executor_facts, require_memory, start_local
 from dkrr.engine.machine import peak_rss_bytes
 from dkrr.engine.tasks import Executor, Progress, RunSummary
@@ -78,7 +78,9 @@ from dkrr.store.interruption import resumable
 FIGURES = "figures.json"
 SAMPLE_ROWS = 2000
 MOST_NAMES = 60
+MOST_HISTOGRAMS = 4
 MOST_GENERATIONS = 8
+NUM_BINS = 30
 logger = logging.getLogger("dkrr.jobs")
 
 
@@ -531,35 +533,44 @@ def _work_facts(workspace: Workspace) -> dict[str, Any]:
 
 
 def _data_facts(prepared: Prepared) -> dict[str, Any]:
-    """Rows, names, statistics and counts of classes, all in the units of the data."""
-    train, test, own = prepared.train, prepared.test, prepared.scaling or prepared.train
-    columns = [
-        *zip(train.feature_names[:MOST_NAMES], own.x_mean, own.x_std, strict=False),
-        *zip(train.target_names[:MOST_NAMES], own.y_mean, own.y_std, strict=False),
-    ]
-    counts, scaling = None, prepared.scaling
-    if train.classes is not None:
-        read = train.targets.read if scaling is None else lambda *span: scaling.invert_y(train.targets.read(*span))
-        spans, t = train.targets.blocks(), train.num_targets
-        found = sum(np.bincount(np.argmax(read(*span), axis=1), minlength=t) for span in spans)
-        counts = np.asarray(found)[:MOST_NAMES].tolist()
+    """Rows, names, statistics, and a histogram of the first four targets, all in the units of the data."""
+    train, test, scaling = prepared.train, prepared.test, prepared.scaling
+    mean = train.x_mean if scaling is None else scaling.x_mean
+    std = train.x_std if scaling is None else scaling.x_std
+    names = [str(name) for name in train.feature_names[:MOST_NAMES]]
     return {
         "num_rows": train.num_rows,
         "num_test_rows": 0 if test is None else test.num_rows,
         "num_features": train.num_features,
         "num_targets": train.num_targets,
-        "standardized": prepared.scaling is not None,
+        "standardized": scaling is not None,
         "weight": train.weight_name,
         "generations": [
             f"{item.n:,}" + (f" ({str(item.label)[:40]})" if item.label else "")
             for item in train.generations[-MOST_GENERATIONS:]
         ],
         "digest": train.digest,
-        "columns": [{"name": str(name), "mean": mean, "std": std} for name, mean, std in columns],
+        "features": [{"name": name, "mean": mean[k], "std": std[k]} for k, name in enumerate(names) if k < len(mean)],
         "target_names": [str(name) for name in train.target_names[:MOST_NAMES]],
         "classes": None if train.classes is None else [str(label) for label in train.classes[:MOST_NAMES]],
-        "class_counts": counts,
+        **_target_facts(train, scaling),
     }
+
+
+def _target_facts(train: Dataset, scaling: Scaling | None) -> dict[str, Any]:
+    """Counts of classes, or histograms with 30 equal bins between the smallest and the largest target."""
+    read = train.targets.read if scaling is None else lambda *span: scaling.invert_y(train.targets.read(*span))
+    blocks = (read(start, stop) for start, stop in train.targets.blocks())
+    if train.classes is not None:
+        counts = sum(np.bincount(np.argmax(block, axis=1), minlength=train.num_targets) for block in blocks)
+        return {"targets": [], "class_counts": np.asarray(counts)[:MOST_NAMES].tolist()}
+    targets = []
+    columns = np.concatenate([block[:, :MOST_HISTOGRAMS] for block in blocks]).T
+    for name, column in zip(train.target_names, columns, strict=False):
+        heights, edges = np.histogram(column, NUM_BINS)
+        bounds = {"min": column.min(), "max": column.max(), "mean": column.mean(), "std": column.std()}
+        targets.append({"name": str(name), **bounds, "edges": edges.tolist(), "counts": heights.tolist()})
+    return {"targets": targets, "class_counts": None}
 
 
 def _held_out_facts(train: Dataset, run: RunSummary) -> dict[str, Any]:

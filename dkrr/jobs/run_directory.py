@@ -10,6 +10,7 @@
     events/       what happened: JSON lines in numbered segments, 000000.jsonl and so on
     driver.log    what a detached driver printed
     result.json   the figures of the finished run
+    samples.json  memory and rate over time, of each attempt (:mod:`dkrr.jobs.driver`)
     figures.json  figures for the report alone: data, machine, residuals, held-out rows (:mod:`dkrr.jobs.run`)
     report.html   the page of the run (:mod:`dkrr.jobs.page`), made at its end, in whatever way it ended
     model.zarr    the model; path-NUMBER.zarr those of a list of C, of which it is one

@@ -59,7 +59,7 @@ def test_a_job_writes_its_run(make: Make, tmp_path: Path) -> None:
     phases: list[str] = []
     summary = fit_job(job, progress=lambda phase, *_: phases.append(phase))
     run = tmp_path / "runs/a"
-    documents = ["driver", "figures", "job", "plan", "result", "status"]
+    documents = ["driver", "figures", "job", "plan", "result", "samples", "status"]
     others = ["events", "job.toml", "model.zarr", "report.html"]
     assert {path.name for path in run.iterdir()} == {*(f"{name}.json" for name in documents), *others}
     np.testing.assert_allclose(dual_coef(job)[:, 0], dense_krr(rbf(X, X), Y, 0.1), rtol=1e-9)

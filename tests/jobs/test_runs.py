@@ -16,7 +16,7 @@ import pytest
 
 from dkrr.errors import CancelledError, InterruptedRunError, LockedError, NumericalError
 from dkrr.jobs import driver as monitor_module
-from dkrr.jobs.driver import Monitor, driving
+from dkrr.jobs.driver import MOST_SAMPLES, Monitor, Samples, driving
 from dkrr.jobs.run_directory import RunDirectory, Status, Watch, look_once, read_events, read_status, write_status
 from dkrr.store.files import write_json
 from dkrr.store.interruption import resumable
@@ -162,6 +162,7 @@ def test_a_run_that_finishes(run: RunDirectory) -> None:
         "driver 1 started", "prepare began", "2 workers, 2 threads", "factorise began",
         "worker tcp://late gets no task: numpy 1.0", "finished",
     ]  # fmt: skip
+    assert max((run.read("samples.json") or {})["memory_bytes"]["w"]) == 12345
 
 
 @pytest.mark.parametrize(
@@ -261,3 +262,14 @@ def test_warnings_become_events_and_are_printed_as_before(run: RunDirectory, cap
         root.handlers = taken
     assert ("disk slow" in messages(run), "nothing to say" in messages(run)) == (True, False)
     assert capfd.readouterr().err.count("disk slow") == 1
+
+
+@pytest.mark.parametrize("count", [3, 10 * MOST_SAMPLES + 7])
+def test_samples_are_bounded_and_no_peak_is_lost(count: int) -> None:
+    samples = Samples()
+    for k in range(1, count + 1):
+        samples.add(2.0 * k, 2e9 * k, {"a": 10**6 if k == count // 3 else 1000 + k % 7})
+    found = samples.to_dict()
+    assert min(count, MOST_SAMPLES // 2) <= len(found["seconds"]) <= MOST_SAMPLES
+    assert (found["seconds"][-1], max(found["memory_bytes"]["a"])) == (2.0 * count, 10**6)
+    assert set(found["flops_per_second"]) == {1e9}

@@ -45,7 +45,11 @@ def test_a_curve_goes_through_its_points_and_has_gaps() -> None:
     assert lines.table.rows == [("0", "0", "1"), ("1", "10", "\u2013"), ("2", "\u2013", "\u2013"), ("3", "5", "2")]
 
 
-def test_points() -> None:
+def test_a_histogram_and_points() -> None:
+    bars = chart("histogram", [0, 1, 2], [3, 6])
+    first, second = (bar[3] for bar in bars.picture["bars"])
+    assert second == pytest.approx(2 * first, rel=0.01)
+    assert bars.table.rows == [("0 to 1", "3"), ("1 to 2", "6")]
     ((_, path),) = chart("point", [1, 2, math.nan], [1, 2, 1]).picture["curves"]
     assert len(points_of(path)) == 2
     for x, y in points_of(path):  # what is predicted rightly is on the line

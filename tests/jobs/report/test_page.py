@@ -79,7 +79,7 @@ def test_the_numbers_of_a_direct_fit(direct: RunDirectory) -> None:
     score, versions = result["score"], figures["environment"]["driver"]["versions"]
     expected = {
         "asked": ["cholesky", "standardize = true", *plan["reasons"].values()],
-        "data": [f"{figures['data'][name]:,}" for name in ("num_rows", "num_test_rows")],
+        "data": [f"{figures['data'][name]:,}" for name in ("num_rows", "num_test_rows")] + ["Histogram of target"],
         "time": ["prepare", "factorise", "solve", "residual", "evaluate"],
         "memory": ["this process"],
         "convergence": ["There were no iterations"],
@@ -187,9 +187,10 @@ def test_documents_that_are_damaged_cost_a_section_and_not_the_page(
     for name in ("status.json", "job.json", "plan.json", "result.json"):
         run.write(name, direct.read(name) or {})
     run.write_bytes("figures.json", b"{ no json")
+    run.write("samples.json", {"epoch": 1, "seconds": "soon", "memory_bytes": 7})
     with caplog.at_level(logging.ERROR):
         page = Page(render_report(run))
-    assert refused(page) == []
+    assert set(refused(page)) <= {"memory", "rate"}
     assert "cholesky" in page.sections["asked"]
     empty = RunDirectory(tmp_path / "runs/empty")
     empty.write("status.json", Status(state="failed", error={"message": "no job"}).to_dict())
@@ -221,7 +222,7 @@ def test_it_stays_small_whatever_the_run_is_like(direct: RunDirectory, tmp_path:
     documents = {name: direct.read(f"{name}.json") or {} for name in ("job", "plan", "result", "figures", "status")}
     data, result = documents["figures"]["data"], documents["result"]
     data |= {"num_features": 10**5, "target_names": [long] * 60, "num_targets": 5000}
-    data["columns"] = [{"name": long, "mean": 0.5, "std": 1.0}] * 60
+    data["features"] = [{"name": long, "mean": 0.5, "std": 1.0}] * 60
     trace = {"name": long, "tol": 1e-9, "alpha": [0.1], "num_targets": 6, "is_over": True}
     trace |= {"iterations": list(range(500)), "curves": [long] * 6, "relative_residual": [[0.5] * 6] * 500}
     pairs = [[[k * 1.37, k * 0.7] for k in range(2000)] for _ in range(4)]
@@ -230,7 +231,9 @@ def test_it_stays_small_whatever_the_run_is_like(direct: RunDirectory, tmp_path:
     result["peak_rss_bytes"] = {f"tcp://10.0.0.{k}:{k}": 10**9 + k for k in range(3000)}
     ways = [{"name": long, "disk_bytes": {}, "infeasible": long, "total_seconds": 1.0}] * 500
     documents["plan"]["candidates"] = ways
-    for name, document in documents.items():
+    memory = {f"tcp://worker-{k}": [10**9] * 240 for k in range(12)}
+    times = {"seconds": list(range(240)), "flops_per_second": [1e9] * 240}
+    for name, document in (documents | {"samples": {"epoch": 1, "memory_bytes": memory, **times}}).items():
         run.write(f"{name}.json", document)
     run.write_bytes("job.toml", long.encode() * 20)
     event = json.dumps({"time": "t", "kind": "warning", "message": long, "epoch": 1})
