@@ -223,7 +223,7 @@ class SolverChoice(IterativeSettings):
                 f"ask for cg, or leave {name} out",
             )
         yield (
-            self.preconditioner == "none" and self.rank != "auto",
+            not self.is_low_rank and self.rank != "auto",
             f"rank {self.rank} with preconditioner {self.preconditioner!r}",
             "leave one of them out",
         )
@@ -278,7 +278,7 @@ _EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "solver": _one_of("auto", "cholesky", "cg", "nystrom", "primal"),
     "precision": _one_of("auto", "float64", "float32", "mixed"),
     "gram": _one_of("auto", "stored", "on_the_fly"),
-    "preconditioner": _one_of("auto", "rpcholesky", "nystrom", "none"),
+    "preconditioner": _one_of("auto", "rpcholesky", "nystrom", "factor", "none"),
     "centers": _one_of("auto", "rpcholesky", "uniform"),
     "rank": _COUNT,
     "num_centers": _COUNT,
@@ -336,7 +336,7 @@ class FitSettings:
     def rank(self) -> int:
         """Of the preconditioner of cg; 0 for none, or where it is chosen later."""
         iterative = self.iterative
-        is_low_rank = self.solver == "cg" and iterative.preconditioner != "none"
+        is_low_rank = self.solver == "cg" and iterative.is_low_rank
         return int(iterative.rank) if is_low_rank and iterative.rank != "auto" else 0
 
     @property
@@ -360,7 +360,7 @@ class FitSettings:
 def settings_of(way: Candidate, problem: Problem, choice: SolverChoice) -> FitSettings:
     """The fit by one way; of nystrom and primal the parts that they share with the others."""
     iterative = choice.iterative(rank=way.rank or None)
-    if way.solver == "cg" and not way.rank and choice.rank == "auto":
+    if way.solver == "cg" and not way.rank and choice.is_low_rank and choice.rank == "auto":
         iterative = replace(iterative, preconditioner="none")
     low, high = (0.0, 0.0) if way.iterations is None else (way.iterations.low, way.iterations.high)
     return FitSettings(
@@ -408,7 +408,7 @@ def is_plainly_primal(problem: Problem, choice: SolverChoice) -> bool:
 
 def ranks_of(problem: Problem, choice: SolverChoice) -> list[int]:
     """Ranks of the preconditioner that the choice allows, 0 for none."""
-    if choice.preconditioner == "none":
+    if not choice.is_low_rank:
         return [0]
     if choice.rank != "auto":
         return [min(choice.rank, problem.num_rows)]
@@ -423,7 +423,7 @@ def small_choice(problem: Problem, choice: SolverChoice) -> SolverChoice:
         named["solver"] = "primal" if may_be_primal(problem, choice) and is_less else "cholesky"
     if choice.precision == "auto":
         named["precision"] = "float64"
-    if choice.solver == "cg" and choice.rank == "auto" and choice.preconditioner != "none":
+    if choice.solver == "cg" and choice.rank == "auto" and choice.is_low_rank:
         tol, t = choice.tol, problem.num_targets
         named["rank"] = choose_rank(n, problem.num_features, min(problem.alpha), tol=tol, num_columns=t)
     return replace(choice, **named)

@@ -242,7 +242,7 @@ def _why_precision(best: Candidate, priced: Sequence[Candidate], choice: SolverC
 
 
 def _why_rank(best: Candidate, choice: SolverChoice) -> str:
-    if choice.rank != "auto" or choice.preconditioner == "none":
+    if choice.rank != "auto" or not choice.is_low_rank:
         return ASKED
     if not best.rank:
         return "few iterations are expected without a preconditioner, too"

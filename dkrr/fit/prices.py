@@ -48,6 +48,7 @@ SYNC_SECONDS = 0.03
 NYSTROM_ITERATIONS = Iterations(12, 30)
 UNKNOWN_ITERATIONS, UNKNOWN_MIXED_ITERATIONS = Iterations(20, 100), Iterations(3, 12)
 # with the factor of an alpha that is up to ten times as large or small
+FACTOR_ITERATIONS = Iterations(5, 40)
 # left free on the store's disk: the run's own documents and logs, and what others write while a fit goes on
 DISK_RESERVE_BYTES = 256 * 2**20
 # entries of K over n^2 that decomposition evaluates for all columns together, certificates included, measured
@@ -220,7 +221,9 @@ def _cg(terms: _Terms, way: Candidate) -> tuple[Candidate, Seconds]:
     is_single = precision == "mixed" and gram != "stored"  # products in float32
     if is_single and trial is not None:
         refinements = trial.refinements(min(problem.alpha), choice.tol)
-    if trial is not None:
+    if choice.preconditioner == "factor":
+        iterations = FACTOR_ITERATIONS
+    elif trial is not None:
         ranks = tuple(ranks_of(problem, choice))
         iterations = trial.cg(problem.alpha, ranks, choice.tol, "mixed" if is_single else "float64")[rank]
         if is_single and choice.precision == "auto" and trial.rounding() > SUPPORTED * min(problem.alpha):

@@ -503,7 +503,7 @@ class SolverSpec(Table):
     max_iter
         The most iterations.
     preconditioner
-        Of cg: low-rank approximations of the Gram matrix.
+        Of cg: low-rank approximations of the Gram matrix; factor is an earlier one of these rows for another alpha.
     rank
         Of the preconditioner of cg.
     seed
@@ -522,7 +522,7 @@ class SolverSpec(Table):
     gram: Literal["auto", "stored", "on_the_fly"] = "auto"
     tol: Annotated[float, Field(gt=0, lt=1)] = 1e-8
     max_iter: Whole | None = None
-    preconditioner: Literal["auto", "rpcholesky", "nystrom", "none"] = "auto"
+    preconditioner: Literal["auto", "rpcholesky", "nystrom", "factor", "none"] = "auto"
     rank: Count = "auto"
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     allow_unconverged: bool = False

@@ -33,6 +33,15 @@ depend on the factor. Where A + alpha I is too ill-conditioned for a float32 fac
 preconditioner only*, which costs iterations; that is logged, and stands in the solution's message. A fit that is
 continued finds the factor of the shift that it had come to.
 
+**The factor of another alpha, or of the first rows,** that an earlier fit left in the store:
+
+    P = K + alpha' I,     eigenvalues of P^-1 (K + alpha I) between alpha / alpha' and 1 (or 1 and alpha / alpha')
+
+so conjugate gradients take about sqrt(alpha / alpha') / 2 ln(2 / tol) iterations, whatever the kernel: some 15 for
+twice the alpha. Rows that the factor does not know are divided by their diagonal entry of A, and the preconditioner is
+block diagonal. On 250 normal rows with rbf, matern and laplacian kernels 4 % of new rows left a tenth to nine tenths of
+the iterations, 20 % about as many as without a preconditioner, more made it worse than none: extend the factor then.
+
 How many iterations are left is told by the residuals so far, and, before they tell, by what the plan foresaw:
 
     log |r_k| is about a - s k    =>    (log |r_k| - log tol) / s  iterations more
@@ -46,7 +55,7 @@ Cost
 ----
 An iteration is one pass over n^2 / 2 kernel entries for all columns and alphas. The driver holds about 8 n t doubles.
 In the plane 4 n t flops more a product and an application; M^-1 s once for each distinct alpha, which is kept. An
-application of a float32 factor reads it twice, n^2 elements: bound by memory bandwidth for a few columns.
+application of a factor reads it twice, n^2 elements: bound by memory bandwidth for a few columns.
 
 References
 ----------
@@ -73,8 +82,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.errors import ConvergenceError, DataError, LockedError, NotPositiveDefiniteError, NumericalError
-from dkrr.linalg.catalogue import factor_fields, key_of
+from dkrr.errors import ConvergenceError, DataError, LockedError, NotPositiveDefiniteError, NumericalError, StoreError
+from dkrr.linalg.catalogue import Ancestor, ancestors, factor_fields, key_of, short_name
 from dkrr.linalg.cg import CGState, Checkpoint, Preconditioner, conjugate_gradients
 from dkrr.linalg.direct import CholeskyFactor, factor_location
 from dkrr.linalg.matmul import OperatorProduct, sampled_row_sums
@@ -92,9 +101,9 @@ from dkrr.linalg.operators import (
 from dkrr.linalg.preconditioner import LowRank, choose_rank, low_rank_fields
 from dkrr.linalg.solution import Foreseen, IterativeSettings, Solution, is_limit
 from dkrr.linalg.triangular import substitute
-from dkrr.linalg.workspace import ResidualTrace, Workspace
-from dkrr.store.chunks import ChunkArray
-from dkrr.store.files import place, read_json, remove_array
+from dkrr.linalg.workspace import ResidualTrace, Workspace, keep_for_others
+from dkrr.store.chunks import ChunkArray, FloatArray
+from dkrr.store.files import name_of, place, read_json, remove_array
 from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileMatrix
 
@@ -105,6 +114,8 @@ LEAST_POINTS, MOST_POINTS = 5, 40
 NOT_MADE = "none was needed"
 # times tol: there rounding may stand between a residual and tol, which three checks tell
 NEAR = 1e3
+# more new rows than this make a block diagonal preconditioner worse than it is worth
+MAX_NEW_ROWS = 0.04
 # In parts of eps32 times the trace, which bounds how far rounding moves an eigenvalue. On matern kernels of condition
 # 1e9 a tenth was enough for 1,500 and 4,000 rows, and iterations grow with the root of the shift.
 FIRST_SHIFT = 0.1
@@ -261,16 +272,21 @@ class FactorPreconditioner(Preconditioner):
 
     A residual is divided by its norm and rounded to the factor's precision, so that nothing overflows or vanishes; the
     result comes back in float64. Checksums of tiles are compared in the first application only, which verifies the
-    whole factor once.
+    whole factor once. Rows beyond the factor's are divided by alpha and their entry of ``diagonal``.
     """
 
-    inexact = True
-
-    def __init__(self, factored: CholeskyFactor, description: str = "float32 Cholesky factor") -> None:
-        self.factored, self.description, self.is_verified = factored, description, False
+    def __init__(
+        self,
+        factored: CholeskyFactor,
+        description: str = "float32 Cholesky factor",
+        diagonal: FloatArray | None = None,
+    ) -> None:
+        self.factored, self.description = factored, description
+        self.diagonal = np.empty(0) if diagonal is None else diagonal
+        self.inexact, self.is_verified = factored.factor.dtype == np.float32, False
 
     def apply(self, r: FloatMatrix, alpha: FloatVector) -> FloatMatrix:
-        """Z (n, c) = P^-1 R, whatever ``alpha`` is.
+        """Z (n, c) = P^-1 R; ``alpha`` (c,) counts only in rows beyond the factor's.
 
         Raises
         ------
@@ -283,23 +299,70 @@ class FactorPreconditioner(Preconditioner):
         scale[scale == 0] = 1.0
         # an earlier application that was given up may have workers that still write for it
         scratch = place(work.store, "scratch", f"{uuid.uuid4().hex}.zarr")
-        chunks = factor.grid.tile_size, min(r.shape[1], MAX_BLOCK_COLUMNS)
+        m, c = factor.grid.n, r.shape[1]
+        chunks = factor.grid.tile_size, min(c, MAX_BLOCK_COLUMNS)
         source, between, result = (
             # nobody but the tasks of this application reads it, and they know its shape: no metadata on disk
-            BlockColumns(ChunkArray(scratch, name, r.shape, chunks, factor.array.dtype), factor.grid)
+            BlockColumns(ChunkArray(scratch, name, (m, c), chunks, factor.array.dtype), factor.grid)
             for name in ("r", "z", "u")
         )
         try:
-            source.fill((r / scale).astype(factor.dtype))
+            source.fill((r[:m] / scale).astype(factor.dtype))
             blocks, owners = (source, between, result), self.factored.owner
             verify = not self.is_verified
             summary = substitute("precondition", factor, blocks, work.executor, verify=verify, owners=owners)
             work.record("precondition", summary)
-            z = result.whole() * scale
+            z = np.vstack([result.whole() * scale, r[m:] / (self.diagonal[:, None] + alpha)])
         finally:
             remove_array(scratch)
         self.is_verified = True
         return z
+
+
+def earlier_factor(operator: RidgeOperator, workspace: Workspace) -> FactorPreconditioner:
+    """The factor in the workspace's store that comes nearest to a system: most rows first, then the nearest alpha.
+
+    Raises
+    ------
+    StoreError
+        There is none.
+    """
+    n, rows, found = operator.grid.n, operator.rows, list[Ancestor]()
+    if operator.kernel is not None and rows is not None:
+        found = [
+            # all of its rows are rows of the system, and nearly all of the system's rows are there
+            item
+            for item in ancestors(workspace.store, rows.open(), operator.kernel.to_dict(), kinds=["factors"])
+            if item.num_rows == item.fields["n"] >= (1 - MAX_NEW_ROWS) * n
+            and (item.fields["weight_digest"] is not None) == operator.weighted
+        ]
+
+    def distance(item: Ancestor) -> tuple[int, float]:
+        other = float(item.fields["alpha"])
+        return -item.num_rows, abs(log(other / operator.alpha)) if other > 0 and operator.alpha > 0 else inf
+
+    for item in sorted(found, key=distance):
+        try:
+            keep_for_others(item.location, workspace.maker)
+            factor = TileMatrix.open(item.location)
+        except StoreError:  # it was removed
+            continue
+        if factor.missing():
+            continue
+        m, alpha, center = item.num_rows, float(item.fields["alpha"]), item.fields["center"]
+        own = rows and replace(rows, center=None if center is None else tuple(center))
+        made_of = replace(operator, grid=factor.grid, alpha=alpha, rows=own, gram=None)
+        sources = [short_name(item.location)]
+        workspace.reused["preconditioner"] = {"rows": m, "of_rows": n, "alpha": alpha, "sources": sources}
+        return FactorPreconditioner(
+            CholeskyFactor(operator=made_of, factor=factor, workspace=workspace),
+            f"{factor.array.dtype} Cholesky factor of {m:,} rows and alpha {alpha:g} of an earlier fit",
+            operator.diagonal_from(m) if m < n else None,
+        )
+    raise StoreError(
+        f"{workspace.store} has no whole factor of at least the first {n - int(MAX_NEW_ROWS * n):,} of {n:,} rows",
+        hint="fit once with solver cholesky, or leave preconditioner = 'factor' out",
+    )
 
 
 def float32_factor(
@@ -452,7 +515,7 @@ class CGSolver:
             Called before a stored Gram matrix of the operator is read.
         """
         settings, n, kind = self.settings, operator.grid.n, self.settings.preconditioner
-        rank: int | Literal["auto"] = 1 if kind == "none" else settings.rank
+        rank: int | Literal["auto"] = settings.rank if settings.is_low_rank else 1
         if rank == "auto":
             columns = {"num_columns": num_columns, "num_workers": workspace.executor.num_threads}
             rank = choose_rank(n, operator.num_features, operator.alpha, tol=settings.tol, **columns)
@@ -468,6 +531,10 @@ class CGSolver:
                 ready()
                 return float32_factor(operator, workspace, settings, **digests)
 
+        elif kind == "factor":
+            found = earlier_factor(operator, workspace)
+            fields |= {"factor": name_of(found.factored.factor.location)}
+            inexact, make = found.inexact, lambda: found
         elif kind != "none":
             location = place(store or workspace.store, "preconditioners", key_of(fields) + ".zarr")
             make = partial(LowRank, operator, workspace, location, settings, rank)

@@ -37,7 +37,8 @@ class IterativeSettings:
     max_iter
         Passes over the kernel; None means 1,000.
     preconditioner
-        "rpcholesky" (randomly pivoted Cholesky), "nystrom" (uniform columns), or "none".
+        "rpcholesky" (randomly pivoted Cholesky), "nystrom" (uniform columns), "factor" (one of these rows that an
+        earlier fit left in the store, of another alpha), or "none".
     rank
         Columns of the preconditioner; "auto" takes what a memory and time budget allows.
     seed
@@ -48,7 +49,7 @@ class IterativeSettings:
 
     tol: float = 1e-8
     max_iter: int | None = None
-    preconditioner: Literal["rpcholesky", "nystrom", "none"] = "rpcholesky"
+    preconditioner: Literal["rpcholesky", "nystrom", "factor", "none"] = "rpcholesky"
     rank: int | Literal["auto"] = "auto"
     seed: int = 0
     allow_unconverged: bool = False
@@ -60,6 +61,11 @@ class IterativeSettings:
             raise ParameterError(f"tol = {tol!r}", hint="give a number between 0 and 1")
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, numbers.Integral) or limit < 1):
             raise ParameterError(f"max_iter = {limit!r}", hint="give a whole number of at least 1, or None")
+
+    @property
+    def is_low_rank(self) -> bool:
+        """Whether the preconditioner has a rank."""
+        return self.preconditioner not in ("none", "factor")
 
     @property
     def iterations(self) -> int:
@@ -164,8 +170,8 @@ class Solution:
         One sentence.
     reused
         What was there from earlier fits, see :meth:`dkrr.linalg.catalogue.TakenOver.record`: "factor", "gram",
-        "start" where an iteration began with earlier coefficients, and "center" where newer rows met a frozen one.
-        Empty where all was computed.
+        "preconditioner" where that is an earlier factor, "start" where an iteration began with earlier coefficients,
+        and "center" where newer rows met a frozen one. Empty where all was computed.
     given_up
         Ways that were tried before this one and did not lead to an answer: "way", "next", "because", "iterations" and
         a "sentence" each.

@@ -549,7 +549,7 @@ class KernelRidge(WithRidge):
     tol, max_iter
         For iterative solvers: the relative residual to reach, and the most iterations (None: 1,000).
     solver_params : dict, optional
-        ``preconditioner`` ("rpcholesky", "nystrom", "none"), ``rank``, ``seed`` and ``allow_unconverged`` for
+        ``preconditioner`` ("rpcholesky", "nystrom", "factor", "none"), ``rank``, ``seed`` and ``allow_unconverged`` for
         cg; ``num_centers``, ``centers`` ("uniform", "rpcholesky") for nystrom.
     warm_start : bool, default False
         Let cg begin from the ``dual_coef_`` of the last fit, also when rows were appended since.

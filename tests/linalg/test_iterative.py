@@ -14,13 +14,13 @@ import pytest
 
 from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.engine.tasks import InProcessExecutor
-from dkrr.errors import NotPositiveDefiniteError
+from dkrr.errors import NotPositiveDefiniteError, StoreError
 from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.kernels import make_kernel
 from dkrr.linalg import preconditioner as lowrank
 from dkrr.linalg.catalogue import key_of
 from dkrr.linalg.cg import Checkpoint, Preconditioner, conjugate_gradients
-from dkrr.linalg.cg_solver import CGSolver, FactorPreconditioner, PreparedCG, float32_factor
+from dkrr.linalg.cg_solver import CGSolver, FactorPreconditioner, PreparedCG, earlier_factor, float32_factor
 from dkrr.linalg.direct import CholeskyFactor
 from dkrr.linalg.gram import build_gram
 from dkrr.linalg.operators import BlockColumns, RidgeOperator
@@ -202,6 +202,40 @@ def test_a_damaged_tile_of_a_factor_is_computed_again(damage: str, tmp_path: Pat
     DAMAGES[damage](path)
     assert np.array_equal(FactorPreconditioner(made).apply(r, np.array([0.5])), expected)
     assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize(("known", "precision"), [(N, "float32"), (240, "float64")])
+@pytest.mark.parametrize("weights", [False, True])
+def test_an_old_factor_saves_iterations(weights: bool, known: int, precision: Any, tmp_path: Path) -> None:
+    """Of another alpha, and of the rows before others were appended, which are divided by their diagonal entry."""
+    rng = np.random.default_rng(0)
+    x, y, weight = rng.standard_normal((N, 4)), rng.standard_normal((N, 2)), rng.uniform(0.2, 2.0, N)
+    for part in (slice(0, known), slice(known, N))[: 1 + (known < N)]:
+        given = {"y": y[part], "sample_weight": weight[part] if weights else None}
+        dataset = ingest(x[part], tmp_path / "rows.zarr", append=part.start > 0, **given)
+        for alpha in () if part.start else (3.0, 0.05):
+            fit(dataset, tmp_path, solver="cholesky", alpha=(alpha,), precision=precision)
+    plain, none = fit(dataset, tmp_path)
+    found, some = fit(dataset, tmp_path, iterative=replace(TIGHT, preconditioner="factor"))
+    close(found, plain)
+    assert some.num_iterations < none.num_iterations / 2
+    assert f"{precision} Cholesky factor of {known} rows and alpha 0.05 of an earlier fit" in some.message
+    assert some.reused["preconditioner"]["rows"] == known
+    system, r = operator(dataset, TILE, alpha=0.1), rng.standard_normal((N, 2))
+    made = earlier_factor(system, workspace(tmp_path))
+    z = made.apply(r, np.full(2, 0.1))
+    diagonal = np.diag(dense(system, dataset))[known:, None]
+    np.testing.assert_allclose(z[known:], r[known:] / diagonal, rtol=1e-12)
+    DAMAGES["flipped"](Path(made.factored.factor.location) / "c/2/1")  # what it is made of is known
+    assert np.array_equal(earlier_factor(system, workspace(tmp_path)).apply(r, np.full(2, 0.1)), z)
+
+
+def test_without_an_old_factor_there_is_no_preconditioner_of_one(tmp_path: Path) -> None:
+    """Also where one is of too few rows."""
+    fit(rows(tmp_path, 230), tmp_path, solver="cholesky")
+    dataset = ingest(np.ones((20, 4)), tmp_path / "rows.zarr", y=np.ones((20, 3)), append=True)
+    with pytest.raises(StoreError, match="no whole factor of at least the first 240 of 250 rows"):
+        fit(dataset, tmp_path, iterative=replace(TIGHT, preconditioner="factor"))
 
 
 # --- mixed precision --------------------------------------------------------------------------------------------------
