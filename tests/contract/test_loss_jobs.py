@@ -470,8 +470,8 @@ def test_bad_combinations_are_named_with_their_line(name: str, tmp_path: Path) -
         assert re.search(pattern, said), said
 
 
-def job_of(folder: Path, data: str, **tables: Any) -> JobSpec:
-    own = {"path": str(folder / data), **tables.pop("data", {})}
+def job_of(folder: Path, file: str, **tables: Any) -> JobSpec:
+    own = {"path": str(folder / file), **tables.pop("data", {})}
     document = {"data": own, "model": {"loss": "hinge"}, "output": {"directory": str(folder / "run")}, **tables}
     return JobSpec.from_dict(document)
 
