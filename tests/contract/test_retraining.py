@@ -849,3 +849,12 @@ def test_a_file_that_was_refused_for_its_name_comes_in_under_another_one(tmp_pat
     again.rename(again.with_name("n1-corrected.csv"))
     assert [(batch["name"], batch["outcome"]) for batch in project.run().batches] == [("n1-corrected.csv", "appended")]
     assert project.is_done()
+
+
+def test_a_run_that_fits_nothing_is_no_fit_of_search_every(tmp_path: Path) -> None:
+    tune = {"kernels": ["rbf"], "widths": "shared", "search_rows": [60], "rows": 120}
+    project = Project(tmp_path / "p", retrain={"search_every": 2}, gate={"min_rows": 1000}, tune=tune)
+    with pytest.raises(RefusedError, match="nothing was fitted"):
+        project.nights(1)
+    project.document["gate"]["min_rows"] = 10
+    assert not project.nights(2).searched
