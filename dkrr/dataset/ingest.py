@@ -244,11 +244,13 @@ class _Rows:
         if count:
             number, column, value = first_bad
             noun = "1 value that is" if count == 1 else f"{count:,} values that are"
+            drop = (
+                " (--missing drop or missing='drop' leaves them out when they are ingested)" if np.isnan(value) else ""
+            )
             raise DataError(
                 f"{table.label} has {noun} NaN or infinity; the first is {value} at row {number}, "
                 f"column {column} ({table.names[column]!r}){_place(table, number)}",
-                hint="remove these rows (--missing drop or missing='drop' leaves them out when they are ingested), or "
-                "fill the values in; rows and columns count from 0",
+                hint=f"remove these rows{drop}, or fill the values in; rows and columns count from 0",
                 row=number,
                 column=column,
                 count=count,
