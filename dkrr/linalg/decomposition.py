@@ -20,7 +20,7 @@ K that any of them asks for. A value of C begins with the coefficients and predi
 soon as that is near its answer: for n = 20,000 ten values from 0.1 to 10 take 25 rounds instead of 63 one after the
 other, each of 5 to 7 of its own, and share a third of the entries. (Coefficients that are extrapolated to the next C
 are no better, and far worse where C is large: violations of 21 instead of 1.3.) Two threads take different values: one
-the largest C, which the next one waits for, one the others together.
+the largest C, which the next one waits for, one the others two by two.
 
 Compared with one pair at a time over cached columns: a working set is decided in its own block of K, so that a column
 is evaluated a few times and not kept, whatever n is; n = 20,000 with 9,600 support vectors takes 2 n^2 entries in all,
