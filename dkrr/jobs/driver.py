@@ -32,12 +32,12 @@ from dkrr.errors import CancelledError, InterruptedRunError, LockedError, StoreE
 from dkrr.jobs.run_directory import (
     BEAT_SECONDS,
     BEAT_SECONDS_REMOTE,
+    DRIVER,
     EventLog,
     Meter,
     RunDirectory,
     Status,
     current_driver,
-    driver_lease,
     look_once,
     read_status,
     utc_now,
@@ -224,7 +224,10 @@ class Monitor:
 
     def finish(self, state: str, exit_code: int, error: BaseException | None = None) -> None:
         """Write the last status and the last events; the heartbeat has been stopped."""
-        facts = None if error is None else error_facts(error)
+        facts = None
+        if error is not None:
+            seen = told(error)
+            facts = {"type": type(error).__name__, "message": seen.message, "hint": seen.hint}
         with self._lock:
             self._meter.end()
             self.note(state=state, exit_code=exit_code, error=facts)
@@ -311,23 +314,18 @@ def driving(
     *,
     kind: str = "fit",
     progress: Progress | None = None,
-    detached: bool = False,
-    keep: bool = False,
 ) -> Iterator[Monitor]:
     """Be the driver of a run while the block runs.
 
     Parameters
     ----------
     kind
-        What the driver is, for those who look: "fit", in the foreground, or "here", a detached process.
+        What the driver is: "fit" or "retrain", in the foreground, or "here", a detached process. Of that one somebody
+        else prepared the attempt: a request to cancel that is there already is meant for it; otherwise older requests
+        are removed. A "fit" that was new and came to nothing before it had a plan (bad data, say) is removed with its
+        directory; the others have something in there before.
     progress
         Called for every finished task.
-    detached
-        Somebody else prepared this attempt: a request to cancel that is there already is meant for it, and the run
-        stays whatever happens. Otherwise older requests are removed, and a run that was new and came to nothing before
-        it had a plan (bad data, say) is removed with its directory.
-    keep
-        The directory stays whatever happens: it holds more than this run.
 
     Raises
     ------
@@ -336,15 +334,14 @@ def driving(
     CancelledError
         Somebody asked for it.
     """
-    folder = directory.folder
-    new = [] if folder is None or detached else [path for path in folder.parents if not path.exists()]
-    stays = detached or keep or directory.exists()
-    lease = driver_lease(directory, kind)
+    folder, stays = directory.folder, kind != "fit" or directory.exists()
+    new = [] if folder is None or stays else [path for path in folder.parents if not path.exists()]
+    lease = Lease(directory.location, DRIVER, directory.location, kind=kind)
     with lease.held():
         monitor = Monitor(directory, lease, progress)
         try:
             with full_disk(directory.location):
-                if not detached:
+                if kind != "here":
                     directory.remove(CANCEL)
                 try:
                     monitor.start()
@@ -400,11 +397,6 @@ def report_at_end(directory: RunDirectory, status: Status) -> None:
         logger.warning(
             "the report of the run could not be made (%s); `dkrr report %s` makes it again", reason, directory.shown
         )
-
-
-def error_facts(error: BaseException) -> dict[str, str]:
-    """An error as the status holds it: type, message, hint."""
-    return {"type": type(error).__name__, "message": told(error).message, "hint": told(error).hint}
 
 
 class _Warnings(logging.Handler):

@@ -43,7 +43,7 @@ from dkrr.engine.workers import describe_executor, worker_memory
 from dkrr.errors import ConvergenceError, DkrrError, LockedError, StoreError, told
 from dkrr.fit.fitting import FitResult
 from dkrr.fit.inputs import given_tiles, nothing_new, rows_on_disk
-from dkrr.jobs.driver import Monitor, driving, error_facts, job_of, report_at_end
+from dkrr.jobs.driver import Monitor, driving, job_of
 from dkrr.jobs.facts import (
     Shown,
     exactness_facts,
@@ -57,7 +57,7 @@ from dkrr.jobs.facts import (
 from dkrr.jobs.loss_fit import fit_loss
 from dkrr.jobs.plan import Plan, decision_of, make_plan
 from dkrr.jobs.prepare import Prepared, prepare
-from dkrr.jobs.run_directory import RunDirectory, read_status, utc_now, write_status
+from dkrr.jobs.run_directory import RunDirectory, utc_now
 from dkrr.jobs.spec import JobSpec
 from dkrr.kernels import Kernel
 from dkrr.linalg.catalogue import Ancestor, ancestors, record_rows
@@ -187,22 +187,12 @@ def fit_job(job: JobSpec | str | Path, *, progress: Progress | None = None, sour
 
 
 def drive_job(
-    job: JobSpec,
-    directory: RunDirectory,
-    *,
-    kind: str = "fit",
-    progress: Progress | None = None,
-    source: bytes | None = None,
+    job: JobSpec, directory: RunDirectory, *, progress: Progress | None = None, source: bytes | None = None
 ) -> FitSummary:
-    """Be the driver of the run in ``directory`` until it ends; see :func:`fit_job`.
-
-    ``kind`` is "fit", or "here" for the detached driver of a submitted run, whose job file is there already.
-    """
+    """Be the driver of the run in ``directory`` until it ends; see :func:`fit_job`."""
     job.check_claim(directory.location)  # before anything is written there
-    with driving(directory, kind=kind, progress=progress, detached=kind != "fit") as monitor:
-        summary = _run(job, directory, monitor, source)
-        monitor.note(model=summary.model_path, reused=plain(summary.reused))
-        return summary
+    with driving(directory, progress=progress) as monitor:
+        return _run(job, directory, monitor, source)
 
 
 def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes | None) -> FitSummary:
@@ -286,6 +276,7 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
         metric="" if score is None else (evaluate and evaluate.metric) or score.metric,
     )
     directory.write("result.json", plain(summary.to_dict()))
+    monitor.note(model=summary.model_path, reused=plain(summary.reused))
     return summary
 
 
@@ -596,30 +587,19 @@ def drive(run: str, log: str | None = None) -> int:
     try:
         with resumable():
             _say(f"driver of {directory.location}")
-            drive_job(job_of(directory), directory, kind="here")
+            with driving(directory, kind="here") as monitor:
+                _run(job_of(directory), directory, monitor, None)
         _say("finished")
     except Exception as exc:
         error, code = told(exc), told(exc).exit_code
         if error is not exc:
             traceback.print_exc()
         _say(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""))
-        if not isinstance(exc, LockedError):  # then the run, and its status, belong to somebody else
-            _note_early_end(directory, exc, code)
     if log is not None:
         with contextlib.suppress(OSError, StoreError):
             directory.write_bytes("driver.log", Path(log).read_bytes())
             Path(log).unlink()
     return code
-
-
-def _note_early_end(directory: RunDirectory, error: Exception, code: int) -> None:
-    """Say in the status what ended this driver before it had the run; what ended it later stands there already."""
-    with contextlib.suppress(OSError, DkrrError):
-        status = read_status(directory)
-        if status.state == "starting":
-            status.state, status.exit_code, status.error = "failed", code, error_facts(error)
-            report_at_end(directory, status)
-            write_status(directory, status)
 
 
 def _say(text: str) -> None:

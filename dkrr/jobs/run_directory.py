@@ -68,7 +68,7 @@ from dkrr.store.files import (
     write_json,
     write_key,
 )
-from dkrr.store.lease import Lease, described, is_gone, is_here, is_stopped, owner_of, stale_seconds, watch
+from dkrr.store.lease import described, is_gone, is_here, is_stopped, owner_of, stale_seconds, watch
 from dkrr.store.objects import parse_address
 
 RUNS_VARIABLE = "DKRR_RUNS"
@@ -430,11 +430,6 @@ def current_driver(directory: RunDirectory) -> dict[str, Any] | None:
     """The process of the latest attempt, with its ``epoch``, ``counter`` and ``released``; None before the first."""
     found = directory.read(DRIVER)
     return None if found is None else {**owner_of(found), **found}
-
-
-def driver_lease(directory: RunDirectory, kind: str) -> Lease:
-    """The right to drive a run; ``kind`` is "fit", in the foreground, "here", a detached process, or "retrain"."""
-    return Lease(directory.location, DRIVER, directory.location, kind=kind)
 
 
 def read_status(directory: RunDirectory) -> Status:

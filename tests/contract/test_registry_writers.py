@@ -17,7 +17,8 @@ from dkrr.cli.app import main
 from dkrr.jobs import registry
 from dkrr.jobs.retrain import retrain
 from dkrr.jobs.retrain_spec import RetrainSpec
-from dkrr.jobs.run_directory import RunDirectory, driver_lease
+from dkrr.jobs.run_directory import RunDirectory
+from dkrr.store.lease import Lease
 
 ROWS = np.random.default_rng(3).standard_normal((40, 3))
 
@@ -154,7 +155,7 @@ def test_a_retrain_job_writes_nothing_under_the_lease_of_another(
     monkeypatch.setenv("DKRR_STALE_SECONDS", "0.5")
     spec = retrain_job(tmp_path)
     directory = RunDirectory(spec.directory)
-    with driver_lease(directory, "retrain").held():
+    with Lease(directory.location, "driver.json", directory.location, kind="retrain").held():
         directory.write("job.json", job := spec.to_dict())
         before = sorted(str(path) for path in tmp_path.rglob("*"))
         with pytest.raises(dkrr.LockedError, match="is driven by process"):

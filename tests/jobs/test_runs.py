@@ -203,7 +203,7 @@ def test_cancel(how: str, run: RunDirectory) -> None:
     if before:
         cancel(run)
     with pytest.raises(CancelledError, match="cancelled on request") as error:
-        drive(run, body, detached=before)
+        drive(run, body, kind="here" if before else "fit")
     assert error.value.exit_code == 75
     assert (read_status(run).state, read_status(run).exit_code) == ("cancelled", 75)
     with driving(run):  # the request was for the attempt before
@@ -244,7 +244,7 @@ def test_a_new_run_that_came_to_nothing_leaves_nothing(why: str, tmp_path: Path)
     run = RunDirectory(tmp_path / "new/runs/a")
     if why == "was there":
         run.write("job.json", {})
-    with pytest.raises(NumericalError), driving(run, detached=why == "detached", keep=why == "keep"):
+    with pytest.raises(NumericalError), driving(run, kind={"detached": "here", "keep": "retrain"}.get(why, "fit")):
         raise NumericalError("before there was a plan")
     assert (tmp_path / "new").exists() == (why != "new")
     if why != "new":
