@@ -86,15 +86,6 @@ def driven(run: RunDirectory) -> None:
     run.write("driver.json", {"token": "t", "epoch": 1, "counter": 0, "owner": process_record(os.getppid())})
 
 
-def lose(run: RunDirectory) -> None:
-    """A driver of this machine that was killed."""
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    record = {**process_record(process.pid), "epoch": 1, "counter": 3, "token": "t", "kind": "here"}
-    process.wait()
-    run.write("driver.json", record)
-    write_status(run, Status(state="running", epoch=1, phase="factorise", tasks_done=3, tasks_total=10))
-
-
 # --- submit and resume ------------------------------------------------------------------------------------------------
 
 
@@ -146,15 +137,6 @@ def test_resuming_a_finished_run_says_that_its_data_set_has_grown(folder: Path, 
 # --- looking ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_lost_run_says_how_to_go_on(run: RunDirectory) -> None:
-    lose(run)
-    status, waited = dkrr("status", "job"), dkrr("wait", "job")
-    assert (status.exit_code, waited.exit_code) == (0, 75)
-    assert "lost (its driver, process" in status.stdout
-    assert "lost: its driver" in dkrr("list").stdout
-    assert all("`dkrr resume job` continues it" in result.stderr for result in (status, waited))
-
-
 def test_wait_ends_with_the_code_of_the_run(run: RunDirectory) -> None:
     error = {"type": "NotPositiveDefiniteError", "message": "row 3", "hint": "raise alpha"}
     ended(run, "failed", 5, error=error)
@@ -201,14 +183,6 @@ def test_logs_are_events_and_what_the_driver_printed(run: RunDirectory) -> None:
     first, *rest = dkrr("logs", "job").stdout.splitlines()
     assert (first[21:], rest) == ("state     driver 1 started", ["driver.log  Traceback"])
     assert json.loads(dkrr("logs", "job", "--json").stdout)["kind"] == "state"
-
-
-def test_cancel_leaves_a_request(run: RunDirectory) -> None:
-    driven(run)
-    write_status(run, Status(state="running", epoch=1))
-    result = dkrr("cancel", "job")
-    assert (result.exit_code, result.stderr) == (0, "job: cancel requested; `dkrr wait job` waits for the end\n")
-    assert (run.read("cancel.json") or {})["by"]["pid"] == os.getpid()
 
 
 def test_looking_imports_nothing_heavy(run: RunDirectory) -> None:

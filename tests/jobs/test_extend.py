@@ -14,9 +14,7 @@ import dkrr
 from dkrr.dataset import Dataset, append, ingest, open_dataset, prepare_rows, row_hash_fraction
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.jobs.facts import reused_rows
-from dkrr.jobs.prepare import changed_since
 from dkrr.jobs.run import fit_job
-from dkrr.linalg.operators import open_rows
 from dkrr.models.model import load_model
 from tests.fit.test_planner import MACHINE
 from tests.jobs.helpers import Make, job_maker
@@ -133,25 +131,3 @@ def test_rows_far_from_a_frozen_centre_are_fitted_anew(plain: Make, tmp_path: Pa
     append(x[800:850] + 25, tmp_path / "data.zarr", y=Y[800:850])
     more = fit_job(plain()).reused
     assert (more["center"]["center"], more["center"]["rows"], more["factor"]["rows"]) == ("frozen", 800, 800)
-
-
-def test_a_fit_stays_on_the_rows_that_it_began_with(plain: Make, tmp_path: Path) -> None:
-    grow(tmp_path, 0, 300)
-    made: list[Dataset] = []
-
-    def append_once(*_: Any) -> None:
-        if not made:
-            made.append(grow(tmp_path, 300, 340))
-            open_rows.cache_clear()  # as in a worker that was started later
-
-    open_rows.cache_clear()
-    first = fit_job(plain(), progress=append_once)
-    assert made[0].num_rows == 340
-    model = load_model(first.model_path)
-    assert model.num_rows == json.loads((tmp_path / "run/result.json").read_text())["data"]["rows"] == 300
-    alone = dkrr.KernelRidge(alpha=0.1, kernel="rbf", gamma=0.1).fit(X[:300], Y[:300])
-    np.testing.assert_allclose(model.predict(X[:50].copy()), alone.predict(X[:50]), rtol=1e-8, atol=1e-8)
-    # the next fit goes on with it
-    assert changed_since(plain(), json.loads((tmp_path / "run/result.json").read_text()))
-    again = fit_job(plain())
-    assert (again.reused["factor"]["rows"], again.reused["factor"]["of_rows"]) == (300, 340)

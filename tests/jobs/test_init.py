@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dkrr.cli import main
-from dkrr.jobs.init import init_job, median_gamma
+from dkrr.jobs.init import median_gamma
 from dkrr.jobs.spec import JobSpec
 
 
@@ -28,19 +28,6 @@ def test_gamma_is_one_over_the_median_squared_distance() -> None:
     rows = np.array([[0.0, 5.0], [1.0, 5.0], [3.0, 5.0]])  # the constant column adds nothing
     scale = np.var([0.0, 1.0, 3.0])
     assert median_gamma(rows) == pytest.approx(1 / (4 / scale), rel=1e-14)  # distances 1, 4, 9
-
-
-@pytest.mark.parametrize(("named", "targets"), [(None, ["y"]), ("a", ["a"]), ([0, "b"], [0, "b"])])
-def test_the_file_whitens_and_holds_rows_out(
-    named: str | list[str | int] | None, targets: list[str | int], table: Path
-) -> None:
-    job = table.parent / "job.toml"
-    job.write_text(init_job(table, named))
-    spec = JobSpec.load(job)
-    assert (spec.data.target, spec.data.standardize, spec.model.kernel) == (targets, True, "rbf")
-    assert spec.evaluate is not None
-    assert (spec.evaluate.fraction, spec.evaluate.metric) == (0.1, "rmse")
-    assert spec.directory == str(table.parent / "runs" / "train")
 
 
 def test_it_writes_a_file_and_overwrites_none(table: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -69,16 +68,6 @@ def test_a_job_writes_its_run(make: Make, tmp_path: Path) -> None:
     assert set(summary.seconds) >= {"prepare", "start", "factorise", "solve", "residual", "total"}
     assert {phase.partition(" ")[0] for phase in phases} >= {"factorise", "solve", "residual"}
     assert all(peak > 10**7 for peak in summary.peak_rss_bytes.values())
-
-
-def test_a_mask_in_a_file(make: Make, tmp_path: Path) -> None:
-    with gzip.open(tmp_path / "mask.csv.gz", "wt") as file:
-        file.writelines(f"0,{int(i % 5 == 0)}\n" for i in range(N))
-    by_column = fit_job(make(evaluate={"mask": 4}))
-    by_file = fit_job(
-        make(evaluate={"mask": "mask.csv.gz", "mask_column": 1}, output={"directory": str(tmp_path / "runs/b")})
-    )
-    assert by_file.score == by_column.score
 
 
 def test_a_directory_of_another_job_is_refused(make: Make, tmp_path: Path) -> None:

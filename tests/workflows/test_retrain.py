@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import configparser
-import os
 import re
 import shlex
 import shutil
@@ -166,51 +165,4 @@ def test_the_command_retrains(recipe: Callable[[], Recipe], project: Project, pr
     done = subprocess.run(edited, cwd=project.folder, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "promoted" in done.stdout
-    assert project.production is not None
-
-
-AIRFLOW = """
-import runpy
-found = runpy.run_path({path!r})["nightly"]
-(task,) = found.tasks
-print(found.dag_id, task.task_id, task.retries, found.max_active_runs)
-task.python_callable()
-"""
-DAGSTER = """
-import runpy
-from dagster import materialize
-found = runpy.run_path({path!r})
-found["definitions"].resolve_job_def("retrain_demo")
-result = materialize([found["production"]])
-(event,) = result.get_asset_materialization_events()
-print("demo_production", event.materialization.metadata["outcome"].value)
-"""
-
-
-@pytest.mark.system
-@pytest.mark.parametrize(
-    ("variable", "name", "script", "said"),
-    [
-        ("DKRR_AIRFLOW_PYTHON", "airflow_dag.py", AIRFLOW, "dkrr_retrain retrain 3 1"),
-        ("DKRR_DAGSTER_PYTHON", "dagster_asset.py", DAGSTER, "demo_production promoted"),
-    ],
-)
-def test_a_recipe_in_an_environment_of_its_own(
-    variable: str, name: str, script: str, said: str, project: Project, program: Path, tmp_path: Path
-) -> None:
-    """Imported and run by its tool, whose interpreter the variable names; dkrr is not installed there."""
-    python = os.environ.get(variable)
-    if not python:
-        pytest.skip(f"{variable} names no interpreter")
-    path = tmp_path / name
-    text = (FOLDER / name).read_text().replace(PROGRAM, str(program))
-    path.write_text(text.replace(HERE, str(project.folder)))
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [python, "-c", script.format(path=str(path))],
-        env={**kept, "AIRFLOW_HOME": str(tmp_path), "DAGSTER_HOME": str(tmp_path), "DO_NOT_TRACK": "1"},
-        cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert said in done.stdout
     assert project.production is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -73,23 +72,3 @@ def test_once_without_a_server(python: str, flow: Path, project: Project, progra
     assert code == 7, said
     assert "dkrr retrain ended with 7: error: demo:" in said
     assert project.production == first
-
-
-CODES = """
-import prefect_flow
-for code in (1, 2, 5, 6, 7, 8, 75):
-    try:
-        prefect_flow.retrain_flow({job!r}, {folder!r} + f"/ends-{{code}}")
-    except prefect_flow.CommandEnded as exc:
-        print("ended", code, exc.code, flush=True)
-"""
-
-
-def test_only_what_another_attempt_may_mend_is_tried_again(python: str, flow: Path, tmp_path: Path) -> None:
-    codes = (1, 2, 5, 6, 7, 8, 75)
-    programs = {code: stand_in(tmp_path / f"ends-{code}", f"exit {code}") for code in codes}
-    script = CODES.format(job=str(tmp_path / "RETRAIN.toml"), folder=str(tmp_path))
-    code, said = run([python, "-c", script], tmp_path)
-    assert code == 0, said
-    assert re.findall(r"ended (\d+) (\d+)", said) == [(str(code), str(code)) for code in codes]
-    assert {code: calls(path) for code, path in programs.items()} == {1: 1, 2: 1, 5: 1, 6: 3, 7: 1, 8: 1, 75: 3}
