@@ -200,7 +200,7 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
         "threads_per_worker": cluster.threads_per_worker,
         "memory_limit_bytes": limit,
         "disk_free_bytes": free,
-        "choice": job.solver.choice().to_dict(),  # how far an iteration goes may change
+        "choice": job.solver.settings().to_dict(),  # how far an iteration goes may change
         "digests": digests,
     }
     earlier = recorded if recorded is not None and recorded["num_features"] == train.num_features else None
@@ -257,7 +257,7 @@ def _decide(
 
     With what a plan says of it besides its price.
     """
-    train, choice, alpha = prepared.train, job.solver.choice(), tuple(np.atleast_1d(job.model.alpha).tolist())
+    train, choice, alpha = prepared.train, job.solver.settings(), tuple(np.atleast_1d(job.model.alpha).tolist())
     n, t = train.num_rows, train.num_targets
     if len(alpha) not in (1, t):
         raise ParameterError(

@@ -25,7 +25,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo,
 
 from dkrr.dataset.writer import check_outside
 from dkrr.engine import configuration
-from dkrr.errors import DkrrError, JobFileError, ParameterError, StoreError, StoreMismatchError
+from dkrr.errors import DkrrError, JobFileError, ParameterError, StoreError
 from dkrr.fit.choices import SolverChoice
 from dkrr.jobs import toml
 from dkrr.jobs.run_directory import RunDirectory, may_hold
@@ -52,6 +52,7 @@ from dkrr.jobs.toml import (
 from dkrr.kernels import Kernel, make_kernel
 from dkrr.linalg.loss import Loss, make_loss
 from dkrr.selection.choice import FoldLoss, TuneSettings
+from dkrr.store.chunks import check_same
 from dkrr.store.files import is_url, join, name_of, parent_of, read_json, without_settings
 from dkrr.store.objects import StorageSettings
 
@@ -274,35 +275,6 @@ class ModelSpec(KernelParameters):
         quantiles = self.quantile if isinstance(self.quantile, list) else []
         parameters = [{"quantile": value} for value in quantiles] or [self.loss_parameters]
         return [make_loss(self.loss, **found) for found in parameters]
-
-
-def with_defaults(document: dict[str, Any]) -> dict[str, Any]:
-    """A job of another loss than the square with what it leaves out.
-
-    Raises
-    ------
-    JobFileError
-        Both are.
-    """
-    model, solver = document.get("model"), document.get("solver", {})
-    loss = model.get("loss", "square") if isinstance(model, dict) else None
-    if not isinstance(model, dict) or not isinstance(solver, dict) or not isinstance(loss, str) or loss == "square":
-        return document
-    if "alpha" in model and "C" in model:
-        raise misplaced(("model", "C"), "and alpha are both given", "give one of them: C = 1 / (2 alpha)")
-    own = {"fit_intercept": True, **dict([_PARAMETERS[loss]] if loss in _PARAMETERS else [])}
-    if "alpha" not in model and "C" not in model and loss not in _OF_ALPHA:
-        own["C"] = 1.0
-    return {**document, "model": {**own, **model}, "solver": {"tol": TOL, **solver}}
-
-
-def check_job(job: JobSpec) -> None:
-    """Refuse what a loss does not allow of the other tables of a job, whose values are right one by one."""
-    for is_wrong, path, message, hint in _square_rules(job) if job.model.loss == "square" else _loss_rules(job):
-        if is_wrong:
-            raise misplaced(path, message, hint)
-    if job.evaluate is not None and job.evaluate.metric is not None:
-        check_metric(("evaluate", "metric"), job.model.loss, job.evaluate.metric)
 
 
 def _square_rules(job: JobSpec) -> Iterator[Rule]:
@@ -529,17 +501,12 @@ class SolverSpec(Table):
     num_centers: Count = "auto"
     centers: Literal["auto", "rpcholesky", "uniform"] = "auto"
 
-    @model_validator(mode="after")
-    def _check_together(self) -> Self:
-        self.choice()  # raises what a combination without a meaning deserves
-        return self
-
     @property
     def edge(self) -> int | None:
         """Rows of a tile; None for "auto"."""
         return None if self.tile_size == "auto" else int(self.tile_size)
 
-    def choice(self) -> SolverChoice:
+    def settings(self) -> SolverChoice:
         """The same for everybody who solves: what is asked for, "auto" included."""
         return SolverChoice(solver=self.name, **self.model_dump(exclude={"name", "tile_size"}))
 
@@ -611,11 +578,6 @@ class StorageSpec(Table):
     profile: str | None = None
     allow_http: bool = False
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        self.settings()  # raises what an endpoint without encryption deserves
-        return self
-
     def settings(self) -> StorageSettings:
         """The same, as part of an address."""
         return StorageSettings(**self.model_dump())
@@ -657,11 +619,6 @@ class TuneSpec(Table):
     budget_seconds: Annotated[float, Field(gt=0)] = _DEFAULT.budget_seconds
     C: Penalties | None = None
     folds: Annotated[int, Field(ge=2)] | None = None
-
-    @model_validator(mode="after")
-    def _check_together(self) -> Self:
-        self.settings()  # raises what a wrong value deserves
-        return self
 
     def settings(self) -> TuneSettings:
         """The same for the search."""
@@ -718,12 +675,29 @@ class JobSpec(Table):
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults_of_the_loss(cls, values: Any) -> Any:
-        return with_defaults(values) if isinstance(values, dict) else values
+    def _defaults_of_the_loss(cls, document: Any) -> Any:
+        """A job of another loss than the square with what it leaves out."""
+        if not isinstance(document, dict):
+            return document
+        model, solver = document.get("model", {}), document.get("solver", {})
+        loss = model.get("loss", "square") if isinstance(model, dict) and isinstance(solver, dict) else "square"
+        if not isinstance(loss, str) or loss == "square":
+            return document
+        if "alpha" in model and "C" in model:
+            raise misplaced(("model", "C"), "and alpha are both given", "give one of them: C = 1 / (2 alpha)")
+        own = {"fit_intercept": True, **dict([_PARAMETERS[loss]] if loss in _PARAMETERS else [])}
+        if "alpha" not in model and "C" not in model and loss not in _OF_ALPHA:
+            own["C"] = 1.0
+        return {**document, "model": {**own, **model}, "solver": {"tol": TOL, **solver}}
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        check_job(self)
+        """Refuse what a loss does not allow of the other tables, whose values are right one by one."""
+        for is_wrong, path, message, hint in (_square_rules if self.model.loss == "square" else _loss_rules)(self):
+            if is_wrong:
+                raise misplaced(path, message, hint)
+        if self.evaluate is not None and self.evaluate.metric is not None:
+            check_metric(("evaluate", "metric"), self.model.loss, self.evaluate.metric)
         return self
 
     @property
@@ -768,20 +742,10 @@ class JobSpec(Table):
         if found is None or read_json(directory, "plan.json") is None:
             return
         there, wanted = (
-            {(table, key): value for table, values in _claimed(job).items() for key, value in values.items()}
+            {f"[{table}] {key}": value for table, values in _claimed(job).items() for key, value in values.items()}
             for job in (found, self.to_dict())
         )
-        differing = sorted(
-            f"[{table}] {key}: {there.get((table, key))!r} there, {wanted.get((table, key))!r} wanted"
-            for table, key in there.keys() | wanted.keys()
-            if there.get((table, key)) != wanted.get((table, key))
-        )
-        if differing:
-            raise StoreMismatchError(
-                f"{directory} holds another job ({'; '.join(differing)})",
-                hint="give another [output] directory, or remove it",
-                fields=differing,
-            )
+        check_same(directory, there, wanted, "holds another job", "give another [output] directory, or remove it")
 
     @property
     def leaves_out(self) -> bool:

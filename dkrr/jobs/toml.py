@@ -22,7 +22,7 @@ from inspect import cleandoc
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 from urllib.parse import unquote, urlsplit
 
 from dask.utils import parse_bytes
@@ -37,6 +37,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     WrapValidator,
+    model_validator,
 )
 
 from dkrr.errors import DkrrError, JobFileError
@@ -57,6 +58,15 @@ class Table(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    def settings(self) -> Any:
+        """The same for whoever uses it, which refuses combinations without a meaning; None where there is no such."""
+        return None
+
+    @model_validator(mode="after")
+    def _check_settings(self) -> Self:
+        self.settings()
+        return self
 
     @classmethod
     def described_keys(cls) -> list[tuple[str, str, str, str]]:

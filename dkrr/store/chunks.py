@@ -50,8 +50,14 @@ _FOREIGN = "only arrays written by dkrr are read; ingest others first"
 _DTYPES: dict[str, np.dtype[Any]] = {"float64": np.dtype("<f8"), "float32": np.dtype("<f4")}
 
 
-def check_same(location: str, there: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Refuse an array or group that exists with other parameters than are wanted.
+def check_same(
+    location: str,
+    there: dict[str, Any],
+    wanted: dict[str, Any],
+    what: str = "exists with other parameters",
+    hint: str = "choose another store or remove it",
+) -> None:
+    """Refuse something that exists with other parameters than are wanted.
 
     Raises
     ------
@@ -65,8 +71,8 @@ def check_same(location: str, there: dict[str, Any], wanted: dict[str, Any]) -> 
     ]
     if differing:
         raise StoreMismatchError(
-            f"{location} exists with other parameters ({'; '.join(differing)})",
-            hint="choose another store or remove it",
+            f"{location} {what} ({'; '.join(differing)})",
+            hint=hint,
             fields=differing,
         )
 
