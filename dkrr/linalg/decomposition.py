@@ -1,8 +1,8 @@
 """Minimise over boxes of coefficients by decomposition: hinge, epsilon-insensitive and pinball losses.
 
-The dual of a piecewise quadratic loss is a quadratic programme with bounds, and one equation with an intercept:
+The dual of a piecewise linear loss is a quadratic programme with bounds, and one equation with an intercept:
 
-    minimise    1/2 a^T (K + D) a - y^T a + epsilon |a|_1        low <= a <= high,   1^T a = 0,      D = curvature / C
+    minimise    1/2 a^T K a - y^T a + epsilon |a|_1        low <= a <= high,   1^T a = 0
 
 A working set of the rows that violate the conditions most is solved exactly while the others wait: by steps along pairs
 of coefficients (sequential minimal optimisation), which find out who is at a bound, and by Newton steps in those that
@@ -168,6 +168,16 @@ def _partner(g, falling, diagonal, row, own, least, gains):  # type: ignore[no-u
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
+def _moved(value, step, low, high):  # type: ignore[no-untyped-def]
+    """value + step, and exactly the bound or the kink that it reaches."""
+    if step >= high - value:
+        return high
+    if -step >= value - low:
+        return low
+    return 0.0 if step == -value else value + step
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def _descend(Q, a, g, low, high, epsilon, in_pairs, tol, most):  # type: ignore[no-untyped-def]
     """Steps along the best pair (or coordinate) until none gains: a and its smooth gradient g are changed in place.
 
@@ -217,14 +227,11 @@ def _descend(Q, a, g, low, high, epsilon, in_pairs, tol, most):  # type: ignore[
             if slope >= 0:
                 break
         before = a[i]
-        if sign > 0:
-            a[i] = high[i] if t >= high[i] - a[i] else (0.0 if t == -a[i] else a[i] + t)
-        else:
-            a[i] = low[i] if t >= a[i] - low[i] else (0.0 if t == a[i] else a[i] - t)
+        a[i] = _moved(a[i], sign * t, low[i], high[i])
         change, row = a[i] - before, Q[i]
         if in_pairs:
             before = a[j]
-            a[j] = low[j] if t >= a[j] - low[j] else (0.0 if t == a[j] else a[j] - t)
+            a[j] = _moved(a[j], -t, low[j], high[j])
             other, row_j = a[j] - before, Q[j]
             for r in range(k):
                 g[r] += change * row[r] + other * row_j[r]
@@ -321,7 +328,6 @@ class _Factor:
     """
 
     def __init__(self) -> None:
-        self.matrix: object = None
         self.rows, self.shift = np.empty(0, dtype=np.intp), 0.0
         self.memory, self.L = np.empty(0), np.empty((0, 0))
         self._forget()
@@ -331,16 +337,14 @@ class _Factor:
         self.W, self.names = np.empty((len(self.rows), 0)), np.empty(0, dtype=np.intp)
         self.is_known = np.ones(len(self.rows), dtype=bool)
 
-    def solve(self, matrix: object, Q: Matrix, ids: NDArray[np.intp], block: Any, right: Matrix) -> Matrix | None:
-        """x of Q[block, block] x = right, or None where that has no factor; ``ids`` are the rows of Q in ``matrix``."""
+    def solve(self, Q: Matrix, ids: NDArray[np.intp], block: Any, right: Matrix) -> Matrix | None:
+        """x of Q[block, block] x = right, or None where that has no factor; ``ids`` are the rows of Q in the matrix."""
         wanted = ids[block]
-        if matrix is self.matrix:
-            left_out = np.flatnonzero(~np.isin(self.rows, wanted, assume_unique=True))
-            is_new = ~np.isin(wanted, self.rows, assume_unique=True)
-            if UPDATED * (len(left_out) + np.count_nonzero(is_new)) <= len(self.rows):
-                return self._updated(Q, ids, np.asarray(block), left_out, is_new, right)
-        self.matrix = None
-        n = len(block)
+        left_out = np.flatnonzero(~np.isin(self.rows, wanted, assume_unique=True))
+        is_new = ~np.isin(wanted, self.rows, assume_unique=True)
+        if UPDATED * (len(left_out) + np.count_nonzero(is_new)) <= len(self.rows):
+            return self._updated(Q, ids, np.asarray(block), left_out, is_new, right)
+        self.rows, n = np.empty(0, dtype=np.intp), len(block)
         if self.memory.size < n * n:  # pages are mapped when they are first used, and stay
             self.memory = np.empty(max(MAX_FREE, n) ** 2)
         self.L = self.memory[: n * n].reshape(n, n)
@@ -351,7 +355,7 @@ class _Factor:
         self.L[np.diag_indices(n)] += self.shift
         if potrf(self.L):
             return None
-        self.matrix, self.rows = matrix, wanted
+        self.rows = wanted
         self._forget()
         x: Matrix = trsm_left(self.L, trsm_left(self.L, right, transposed=False, few=True), transposed=True, few=True)
         return x
@@ -397,13 +401,13 @@ class _Factors:
     def __init__(self, number: int) -> None:
         self.free, self.lock = [_Factor() for _ in range(number)], Lock()
 
-    def solve(self, matrix: object, Q: Matrix, ids: NDArray[np.intp], block: Any, right: Matrix) -> Matrix | None:
-        """x of Q[block, block] x = right, or None where that has no factor; ``ids`` are the rows of Q in ``matrix``."""
+    def solve(self, Q: Matrix, ids: NDArray[np.intp], block: Any, right: Matrix) -> Matrix | None:
+        """x of Q[block, block] x = right, or None where that has no factor; ``ids`` are the rows of Q in the matrix."""
         with self.lock:
-            shared = [np.isin(each.rows, ids[block]).mean() if each.matrix is matrix else 0.0 for each in self.free]
+            shared = [np.isin(each.rows, ids[block]).mean() if len(each.rows) else 0.0 for each in self.free]
             factor = self.free.pop(int(np.argmax(np.array(shared) > 1 - 1 / UPDATED)))
         try:
-            return factor.solve(matrix, Q, ids, block, right)
+            return factor.solve(Q, ids, block, right)
         finally:
             self.free.append(factor)
 
@@ -413,7 +417,7 @@ NOTHING_YET = Certificate(primal=np.inf, dual=-np.inf, gap=1.0, kkt=np.inf, num_
 
 @dataclass(eq=False)
 class _Programme:
-    """The quadratic programme, its point ``a`` and its smooth gradient ``g`` = (K + D) a - y.
+    """The quadratic programme, its point ``a`` and its smooth gradient ``g`` = K a - y.
 
     ``rows`` is its working set, ``number`` counts the rounds, those of the programmes before it too, ``stalled`` those
     in a row in which the dual objective did not grow; ``is_exact`` says whether ``g`` has no rounding of changes yet,
@@ -425,12 +429,8 @@ class _Programme:
     problem: LossProblem
     a: Vector
     g: Vector
-    low: Vector
-    high: Vector
-    epsilon: float
-    diagonal: Vector
+    rows: NDArray[np.intp]
     is_looked_at: NDArray[np.bool_]
-    rows: NDArray[np.intp] = field(default_factory=lambda: np.empty(0, dtype=np.intp))
     is_exact: bool = True
     best: float = np.inf
     dual: float = -np.inf
@@ -445,13 +445,14 @@ class _Programme:
 
     @classmethod
     def of(cls, problem: LossProblem, start: Vector | None) -> _Programme:
-        loss = problem.loss
-        if not isinstance(loss, PiecewiseQuadratic):
-            raise TypeError(f"{loss.name} has no quadratic dual")
-        low, high = problem.bounds
-        a = np.zeros(len(problem.y)) if start is None else problem.feasible(start)
-        diagonal = np.divide(loss.curvature, problem.C, out=np.zeros_like(problem.C), where=problem.C > 0)
-        return cls(problem, a, -problem.y, low, high, loss.epsilon, diagonal, np.ones(len(a), dtype=np.bool_))
+        n = len(problem.y)
+        a = np.zeros(n) if start is None else problem.feasible(start)
+        return cls(problem, a, -problem.y, np.empty(0, dtype=np.intp), np.ones(n, dtype=np.bool_))
+
+    @property
+    def epsilon(self) -> float:
+        """What a coefficient costs by its magnitude."""
+        return float(getattr(self.problem.loss, "epsilon", 0.0))
 
     def begin_after(self, before: _Programme) -> _Programme:
         """Begin where the same problem with another C ended: coefficients and predictions grow as C does.
@@ -460,7 +461,7 @@ class _Programme:
         """
         ratio = self.problem.C.max() / before.problem.C.max()
         self.a = self.problem.feasible(ratio * before.a)
-        self.g = ratio * before.f + self.diagonal * self.a - self.problem.y
+        self.g = ratio * before.f - self.problem.y
         self.is_exact, self.rows, self.number = False, before.rows, before.number
         self.judge()
         return self
@@ -468,18 +469,19 @@ class _Programme:
     @property
     def f(self) -> Vector:
         """K a, as it follows from the gradient."""
-        return self.g + self.problem.y - self.diagonal * self.a
+        return self.g + self.problem.y
 
     @property
     def is_free(self) -> NDArray[np.bool_]:
         """Which coefficients are neither at a bound nor at the kink of |a|."""
-        return np.asarray((self.a > self.low) & (self.a < self.high) & ((self.a != 0) | (self.epsilon == 0)))
+        low, high = self.problem.bounds
+        return np.asarray((self.a > low) & (self.a < high) & ((self.a != 0) | (self.epsilon == 0)))
 
     def slopes(self) -> tuple[Vector, Vector]:
         """What each coefficient gains by growing (-inf: it cannot), and minus what it gains by shrinking (inf)."""
-        a, g = self.a, self.g
-        up = np.where(a < self.high, -g - np.where(a >= 0, self.epsilon, -self.epsilon), -np.inf)
-        down = np.where(a > self.low, -g - np.where(a > 0, self.epsilon, -self.epsilon), np.inf)
+        a, g, epsilon, (low, high) = self.a, self.g, self.epsilon, self.problem.bounds
+        up = np.where(a < high, -g - np.where(a >= 0, epsilon, -epsilon), -np.inf)
+        down = np.where(a > low, -g - np.where(a > 0, epsilon, -epsilon), np.inf)
         up[~self.is_looked_at], down[~self.is_looked_at] = -np.inf, np.inf
         return up, down
 
@@ -494,15 +496,9 @@ class _Programme:
         free, ends = up[self.is_free], np.array([up.max(), down.min()])
         agreed = free if len(free) else ends[np.isfinite(ends)]
         self.b = float(np.median(agreed)) if problem.fit_intercept and len(agreed) else 0.0
-        norm = 0.5 * float(a @ f)
-        primal = norm + float(problem.C @ problem.loss.value(problem.y, f + self.b))
-        dual = float(problem.y @ a - self.epsilon * np.abs(a).sum() - 0.5 * self.diagonal @ (a * a)) - norm
-        kkt = max(0.0, float((up - self.b).max()), float((self.b - down).max()))
-        gap = 0.0 if max(abs(primal), primal - dual) <= problem.rounding else (primal - dual) / primal
-        self.found = Certificate(primal, dual, gap, kkt, int(np.count_nonzero(a)))
-        if norm < 0 and not self.is_looked_at.all():  # predictions that are this old say nothing
+        if float(a @ f) < 0 and not self.is_looked_at.all():  # predictions that are this old say nothing
             self.num_partial = MAX_PARTIAL + 1
-        elif norm < 0 or self.is_exact:
+        else:
             self.found = certify(problem, a, self.b, f)
         known = [one for one in self.history if one[0] != self.number]
         self.history = [*known, (self.number, self.found.gap, self.found.kkt)]
@@ -530,12 +526,9 @@ class _Programme:
             self.num_partial += not self.is_looked_at.all()
         rows = self.rows = self._next_rows(up, down)
         Q = self.problem.columns.block(rows, reuse=True)
-        Q[np.diag_indices(len(rows))] += self.diagonal[rows]
-        # the matrix that Q is a block of
-        matrix = self.problem if self.diagonal.any() else self.problem.columns
-        solve = partial(factors.solve, matrix, Q, rows)
+        solve = partial(factors.solve, Q, rows)
         before, g = self.a[rows], self.g[rows].copy()
-        a, low, high = before.copy(), self.low[rows], self.high[rows]
+        a, (low, high) = before.copy(), (end[rows] for end in self.problem.bounds)
         tol = max(INNER_SHARE * violation, ROUNDING * float(np.abs(g).max()))
         most = STEPS_PER_ROW * len(rows)
         for _ in range(MAX_TURNS):
@@ -547,16 +540,14 @@ class _Programme:
                 break
             if not _settle(Q, solve, a, g, low, high, self.epsilon, in_pairs):
                 break
-        change = a - before
         self.a[rows] = a
-        self.g[rows] += self.diagonal[rows] * change
-        self.is_exact = self.is_exact and not change.any()
+        self.is_exact = self.is_exact and np.array_equal(a, before)
         self.number += 1
 
     def _next_rows(self, up: Vector, down: Vector) -> NDArray[np.intp]:
         """The worst of both sides, and of the last working set those that are free first, as far as there is room.
 
-        With an intercept the sides meet at the median of the free rows, which are all at the answer's -b.
+        The sides meet at 0, with an intercept at the median of the free rows, which are all at the answer's -b.
         """
         free = self.is_free
         num_free = int(np.count_nonzero(free))
@@ -564,19 +555,15 @@ class _Programme:
         if len(up) <= size:
             return np.arange(len(up))
         half = max(size // 8, min(size // 4, (size - num_free) // 2))
+        rising, falling = np.argpartition(-up, half)[:half], np.argpartition(down, half)[:half]
+        least, largest = down[falling].min(), up[rising].max()
+        middle = 0.0
         if self.problem.fit_intercept:
-            rising, falling = np.argpartition(-up, half)[:half], np.argpartition(down, half)[:half]
-            least, largest = down[falling].min(), up[rising].max()
             partners = self.rows[free[self.rows]]  # of rows on one side; free ones that are not kept are none
             middle = np.median(up[partners]) if len(partners) else 0.5 * (least + largest)
             middle = min(max(middle, least), largest)
-            enough = VIOLATING * (largest - least)
-            worst = np.r_[rising[up[rising] > middle + enough], falling[down[falling] < middle - enough]]
-        else:
-            worst = np.argpartition(-np.maximum(up, -down), 2 * half)[: 2 * half]
-            gain = np.maximum(up, -down)[worst]
-            worst = worst[gain > VIOLATING * gain.max()]
-        fresh = np.unique(worst)
+        enough = VIOLATING * (largest - least)
+        fresh = np.union1d(rising[up[rising] > middle + enough], falling[down[falling] < middle - enough])
         needed = num_free + np.count_nonzero(~free[fresh])
         size = max(WORKING_SET, min(size, int((1 + SPARE) * needed)))
         kept = np.setdiff1d(self.rows, fresh, assume_unique=True)
@@ -598,7 +585,7 @@ def decompose(
     Parameters
     ----------
     problems
-        t of them, with the same columns of K.
+        t of them, with the same columns of K; where loss and targets are the same, C differs by a factor.
     tol
         On the duality gap (P - D) / P of each.
     max_iter
@@ -618,11 +605,8 @@ def decompose(
     going = programmes if start is not None else _first_of_chains(programmes)
     if start is not None or _begin_with_a_sample(going, columns):
         _renew(going, columns)
-    own, workers = columns, 1
-    if columns.num_threads > 1 and len(going) == 1 < len(programmes):  # a thread for each round, not for each product
-        own, workers = GramColumns(columns.kernel, columns.rows), columns.num_threads
-        for each in programmes:
-            each.problem = replace(each.problem, columns=own)
+    # one chain: a thread for each round, not for each product
+    workers = columns.num_threads if len(going) == 1 < len(programmes) else 1
 
     def tell() -> None:
         if progress is not None:
@@ -630,18 +614,19 @@ def decompose(
             progress(number, gap, lambda: np.column_stack([each.a for each in programmes]))
 
     while going:
-        due = _rounds(going, workers, tol, most, tell)
+        due = _rounds(going, columns, workers, tol, most, tell)
         # judged by products without the rounding of all changes, taken at once
         _renew([each for each in due if not each.is_exact], columns)
         for each in due:
             each.is_looked_at[:] = True
             each.judge()
         going = [each for each in due if each.number < most and not each.has_ended(tol)]
-    columns.num_entries += own.num_entries if workers > 1 else 0
     return [Minimiser(each.a, each.b, each.f, each.found, each.number, each.history) for each in programmes]
 
 
-def _rounds(begun: list[_Programme], workers: int, tol: float, most: int, tell: Callable[[], None]) -> list[_Programme]:
+def _rounds(
+    begun: list[_Programme], columns: GramColumns, workers: int, tol: float, most: int, tell: Callable[[], None]
+) -> list[_Programme]:
     """Improve programmes, and those that wait for them, until each is due or has had ``most`` rounds.
 
     One worker takes all together. Of several the first one takes the largest C that has begun, as others wait for it
@@ -649,7 +634,8 @@ def _rounds(begun: list[_Programme], workers: int, tol: float, most: int, tell: 
     """
     going, due, failed, ready = list[_Programme](), list[_Programme](), list[BaseException](), Condition()
     teams: list[list[_Programme]] = [[] for _ in range(workers)]
-    factors = _Factors(workers + 1 if workers > 1 else begun[0].problem.columns.num_threads)
+    factors = _Factors(workers + 1 if workers > 1 else columns.num_threads)
+    own = columns if workers == 1 else GramColumns(columns.kernel, columns.rows)
 
     def sort(judged: list[_Programme]) -> None:
         tell()
@@ -678,7 +664,7 @@ def _rounds(begun: list[_Programme], workers: int, tol: float, most: int, tell: 
                 going[:] = [each for each in going if each not in team]
                 ready.notify_all()
             try:
-                _improve(team, factors)
+                _improve(team, own, factors)
                 with ready:
                     if not failed:
                         sort(team)
@@ -698,9 +684,8 @@ def _rounds(begun: list[_Programme], workers: int, tol: float, most: int, tell: 
     return due
 
 
-def _improve(team: list[_Programme], factors: _Factors) -> None:
+def _improve(team: list[_Programme], columns: GramColumns, factors: _Factors) -> None:
     """A round of each, with entries of K that are shared by those that need them."""
-    columns = team[0].problem.columns
     of_each = map if columns.num_threads == 1 or len(team) == 1 else columns.pool.map
     before = np.column_stack([each.a for each in team])
     list(of_each(partial(_Programme.improve, factors=factors), team))
@@ -715,17 +700,6 @@ def _improve(team: list[_Programme], factors: _Factors) -> None:
         for j, member in enumerate(rest):
             team[member].g[rows] += product[:, j]
     list(of_each(_Programme.judge, team))
-
-
-def _is_larger(small: LossProblem, large: LossProblem) -> bool:
-    """Whether two problems differ by a larger C alone."""
-    least, most = small.C.max(), large.C.max()
-    return (
-        small.loss == large.loss
-        and least < most
-        and np.array_equal(small.y, large.y)
-        and np.allclose(small.C / least, large.C / most, rtol=1e-12, atol=0.0)
-    )
 
 
 def _begin_with_a_sample(programmes: Sequence[_Programme], columns: GramColumns) -> bool:
@@ -743,10 +717,9 @@ def _begin_with_a_sample(programmes: Sequence[_Programme], columns: GramColumns)
         replace(each.problem, columns=part, y=each.problem.y[rows], C=each.problem.C[rows] * (n / m))
         for each in programmes
     ]
-    found = decompose(problems, tol=SAMPLE_TOL)
-    f = np.zeros((n, len(found)))
-    columns.add(rows, np.column_stack([answer.a for answer in found]), f)
-    columns.num_entries += part.num_entries
+    found, a = decompose(problems, tol=SAMPLE_TOL), np.zeros((n, len(problems)))
+    a[rows] = np.column_stack([answer.a for answer in found])
+    f = columns.product(a)
     for j, (each, problem, answer) in enumerate(zip(programmes, problems, found, strict=True)):
         num_free = int(np.count_nonzero(_Programme.of(problem, answer.a).is_free))
         each.a = each.problem.feasible(_placed(each.problem, f[:, j], answer.b, num_free))
@@ -772,15 +745,15 @@ def _placed(problem: LossProblem, f: Vector, b: float, num_free: int) -> Vector:
 
 
 def _first_of_chains(programmes: list[_Programme]) -> list[_Programme]:
-    """Those that begin at once; others, which differ from one of them by a larger C alone, wait for the one before."""
+    """Those that begin at once; others, which differ from one of them in C alone, wait for the one before."""
     first, last = list[_Programme](), dict[Any, _Programme]()
     for each in sorted(programmes, key=lambda one: float(one.problem.C.max())):
         group = (each.problem.loss, each.problem.y.tobytes())
-        before, last[group] = last.get(group), each
-        if before is not None and _is_larger(before.problem, each.problem):
-            before.next = each
+        if group in last:
+            last[group].next = each
         else:
             first.append(each)
+        last[group] = each
     return first
 
 
@@ -789,5 +762,5 @@ def _renew(programmes: Sequence[_Programme], columns: GramColumns) -> None:
     if programmes:
         product = columns.product(np.column_stack([each.a for each in programmes]))
         for j, each in enumerate(programmes):
-            each.g = product[:, j] + each.diagonal * each.a - each.problem.y
+            each.g = product[:, j] - each.problem.y
             each.is_exact = True

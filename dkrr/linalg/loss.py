@@ -1,4 +1,4 @@
-"""Losses: value, derivative, proximal map and convex conjugate of each, in one place.
+"""Losses: value, derivatives and convex conjugate of each, in one place.
 
 All but the logistic loss are one family. With the residual r = u - y of a prediction u,
 
@@ -63,10 +63,6 @@ class Loss(ABC):
     @abstractmethod
     def second(self, y: ArrayLike, u: ArrayLike) -> Vector:
         """The generalised second derivative in u: that of the piece on which u lies, 0 on linear pieces."""
-
-    @abstractmethod
-    def prox(self, y: ArrayLike, v: ArrayLike, step: ArrayLike) -> Vector:
-        """The u that minimises loss(y, u) + (u - v)^2 / (2 step), for step > 0."""
 
     @abstractmethod
     def conjugate(self, y: ArrayLike, s: ArrayLike) -> Vector:
@@ -135,11 +131,6 @@ class PiecewiseQuadratic(Loss):
         is_inside = (s > low) & (s < high) & (np.abs(r) > self.epsilon if self.epsilon else True)
         return np.where(is_inside, 1.0 / self.curvature, 0.0)
 
-    def prox(self, y: ArrayLike, v: ArrayLike, step: ArrayLike) -> Vector:
-        # u = v - step s with s in the subdifferential at u: s maximises s (v - y) - ... - (curvature + step) s^2 / 2
-        v, step = np.asarray(v, dtype=np.float64), np.asarray(step, dtype=np.float64)
-        return np.asarray(v - step * self.slope(y, v - np.asarray(y), step))
-
     def conjugate(self, y: ArrayLike, s: ArrayLike) -> Vector:
         s = np.asarray(s, dtype=np.float64)
         low, high = self.domain(np.broadcast_to(np.asarray(y, dtype=np.float64), np.broadcast(y, s).shape))
@@ -180,22 +171,6 @@ class Logistic(Loss):
     def second(self, y: ArrayLike, u: ArrayLike) -> Vector:
         u = np.asarray(u, dtype=np.float64)
         return np.broadcast_to(expit(u) * expit(-u), np.broadcast(y, u).shape).copy()
-
-    def prox(self, y: ArrayLike, v: ArrayLike, step: ArrayLike) -> Vector:
-        y, v, step = np.broadcast_arrays(*(np.asarray(part, dtype=np.float64) for part in (y, v, step)))
-        # with z = y u: z - step sigma(-z) = y v, increasing in z; its root lies in [y v, y v + step]
-        low, high = y * v, y * v + step
-        z = 0.5 * (low + high)
-        for _ in range(100):
-            p = expit(-z)
-            residual = z - step * p - y * v
-            low, high = np.where(residual < 0, z, low), np.where(residual > 0, z, high)
-            newton = z - residual / (1.0 + step * p * (1.0 - p))
-            found = np.where((newton > low) & (newton < high), newton, 0.5 * (low + high))
-            if np.all(np.abs(found - z) <= 4e-16 * np.maximum(1.0, np.abs(z))):
-                break
-            z = found
-        return np.asarray(y * z)
 
     def conjugate(self, y: ArrayLike, s: ArrayLike) -> Vector:
         p = -np.multiply(y, s, dtype=np.float64)

@@ -20,8 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from threading import Lock
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,8 +59,6 @@ class GramColumns:
 
     def __init__(self, kernel: Kernel | None, rows: Matrix, num_threads: int = 1) -> None:
         self.kernel, self.rows, self.num_threads = kernel, rows, num_threads
-        self.num_entries = 0  # that were evaluated so far
-        self._lock = Lock()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -84,8 +81,6 @@ class GramColumns:
     def block(self, index: NDArray[np.intp], *, reuse: bool = False) -> Matrix:
         """K[index, index] (k, k); with ``reuse`` in memory that this thread's next one overwrites."""
         k = len(index)
-        with self._lock:
-            self.num_entries += k * k
         if self.kernel is None:
             return self.rows[np.ix_(index, index)]
         chosen = np.ascontiguousarray(self.rows[index])
@@ -93,45 +88,30 @@ class GramColumns:
         out = buffer("block", (max(MAX_BLOCK, k) ** 2,), np.float64)[: k * k] if reuse else np.empty(k * k)
         return kernel_block(self.kernel, chosen, chosen, out.reshape(k, k), same=True)
 
-    def add(
-        self,
-        index: NDArray[np.intp],
-        values: Matrix,
-        out: Matrix,
-        precision: Literal["float64", "float32"] = "float64",
-        some: NDArray[np.intp] | None = None,
-    ) -> None:
-        """out (n, t) += K[:, index] values (k, t), or (m, t) for the m rows ``some``."""
-        left = self.rows if some is None else self.rows[some]
-        n = len(left)
-        with self._lock:
-            self.num_entries += n * len(index)
-        if self.kernel is None:
-            out += left[:, index] @ values
-            return
-        kernel, chosen, values = self.kernel, np.ascontiguousarray(self.rows[index]), np.ascontiguousarray(values)
-
-        def part(start: int, stop: int) -> None:
-            rows, none = left[start:stop], np.empty((stop - start, 0))
-            if len(chosen) < len(rows):  # the long side is the one that compiled code takes in vectors
-                few, part = none[: len(chosen)], out[start:stop]
-                kernel_product(kernel, chosen, rows, none, few, u=values, out_t=part, precision=precision)
-            else:
-                kernel_product(kernel, rows, chosen, values, out[start:stop], precision=precision)
-
-        threads = max(1, min(self.num_threads, n * len(index) // MIN_ENTRIES_OF_A_THREAD))
-        ends = np.linspace(0, n, threads + 1).astype(int).tolist()
-        list((map if threads == 1 else self.pool.map)(part, ends[:-1], ends[1:]))
-
     def product(self, values: Matrix, some: NDArray[np.intp] | None = None) -> Matrix:
         """K values, (n,) or (n, t), of the columns where any of the values is not zero; of ``some`` rows alone."""
         index = np.flatnonzero(values if values.ndim == 1 else values.any(axis=1))
         if self.kernel is None and some is None and 4 * len(index) > len(values):  # without a copy of these columns
             return np.asarray(self.rows @ values)
-        out = np.zeros((len(self.rows if some is None else some), *values.shape[1:]))
+        left = self.rows if some is None else self.rows[some]
+        if self.kernel is None:
+            return np.asarray(left[:, index] @ values[index])
+        kernel, chosen = self.kernel, np.ascontiguousarray(self.rows[index])
+        factors = values[index].reshape(len(index), values[:1].size)
+        out = np.zeros((len(left), factors.shape[1]))
+
+        def part(start: int, stop: int) -> None:
+            rows, none = left[start:stop], np.empty((stop - start, 0))
+            if len(chosen) < len(rows):  # the long side is the one that compiled code takes in vectors
+                kernel_product(kernel, chosen, rows, none, none[: len(chosen)], u=factors, out_t=out[start:stop])
+            else:
+                kernel_product(kernel, rows, chosen, factors, out[start:stop])
+
+        threads = max(1, min(self.num_threads, len(left) * len(index) // MIN_ENTRIES_OF_A_THREAD))
+        ends = np.linspace(0, len(left), threads + 1).astype(int).tolist()
         if len(index):
-            self.add(index, values[index].reshape(len(index), -1), out.reshape(len(out), -1), some=some)
-        return out
+            list((map if threads == 1 else self.pool.map)(part, ends[:-1], ends[1:]))
+        return out.reshape(len(left), *values.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -169,7 +149,7 @@ class LossProblem:
     @cached_property
     def rounding(self) -> float:
         """What of an objective is rounding alone: that of f = 0 and b = 0, times eps."""
-        return float(np.finfo(np.float64).eps * (self.C @ self.loss.value(self.y, np.zeros_like(self.y))))
+        return float(EPS * (self.C @ self.loss.value(self.y, np.zeros_like(self.y))))
 
     def feasible(self, a: Vector) -> Vector:
         """a moved to where D(a) is finite: into its bounds, and to 1^T a = 0 with an intercept.
@@ -225,7 +205,7 @@ def root_of(function: Callable[[float], float], start: float, step: float) -> fl
     for _ in range(60 if value else 0):
         start, end = end, end + direction * step
         if function(end) * direction >= 0:
-            return float(brentq(function, start, end, xtol=1e-300, rtol=4 * np.finfo(np.float64).eps, disp=False))
+            return float(brentq(function, start, end, xtol=1e-300, rtol=4 * EPS, disp=False))
         step *= 2.0
     return end
 

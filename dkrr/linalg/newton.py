@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -231,10 +232,8 @@ class _Systems:
     """Solves (S K_II S + I) w = r for the I and S of any step."""
 
     def __init__(self, problem: LossProblem) -> None:
-        self.columns = columns = problem.columns
-        diagonal = columns.rows.diagonal() if columns.kernel is None else columns.kernel.diag(columns.rows)
-        self.scale = float(diagonal.mean())
-        self._low_rank: Matrix | None = None
+        self.columns = problem.columns
+        self.scale = float(self.columns.diagonal.mean())
 
     def solve(self, inside: Index, root: Vector, right: Matrix) -> Matrix:
         """w (|I|, t) for r (|I|, t) and the diagonal of S (|I|,)."""
@@ -251,18 +250,12 @@ class _Systems:
         return np.asarray(cho_solve(factor, right, check_finite=False))
 
     def _iterate(self, inside: Index, root: Vector, right: Matrix) -> Matrix:
-        kernel, rows = self.columns.kernel, self.columns.rows
-        part = None if kernel is None else GramColumns(kernel, rows[inside], self.columns.num_threads)
+        part = self.columns.part(inside)
 
         def multiply(p: Matrix) -> Matrix:
-            if part is not None:
-                return root[:, None] * part.product(root[:, None] * p)
-            whole = np.zeros((len(rows), p.shape[1]))
-            whole[inside] = root[:, None] * p
-            return root[:, None] * self.columns.product(whole)[inside]
+            return root[:, None] * part.product(root[:, None] * p)
 
-        panel = self._panel()
-        precondition = _LowRank(root[:, None] * panel[inside]) if panel.shape[1] else Preconditioner()
+        precondition = _LowRank(root[:, None] * self._panel[inside]) if self._panel.shape[1] else Preconditioner()
         found: CGState | None = None
         aim = np.full(right.shape[1], ACCURACY)
         while found is None or (found.converged.all() and (found.relative_residual > aim).any()):
@@ -274,30 +267,26 @@ class _Systems:
                 raise _indefinite(root) from exc
             # |w* - w|_A <= |r - A w| as A >= I, and it is |w*|_A = (w*^T r)^1/2 that the accuracy is relative to
             aim = ACCURACY * ratio(np.sqrt(np.maximum(dots(found.x, right), 0.0)), norms(right))
-        if part is not None:
-            self.columns.num_entries += part.num_entries
         return found.x
 
+    @cached_property
     def _panel(self) -> Matrix:
         """F (n, r) with F F^T ~ K; r is 0 where K is 0, or not positive semi-definite."""
-        if self._low_rank is None:
-            kernel, rows = self.columns.kernel, self.columns.rows
-            rank = min(MAX_RANK, len(rows), max(1, MAX_BYTES // (8 * len(rows))))
-            if kernel is None:
-                pivots = np.random.default_rng(0).choice(len(rows), rank, replace=False)
-                panel = np.ascontiguousarray(rows[:, pivots])
-            else:
-                pivots = pivot_rows(kernel, rows, rank, seed=0)
-                panel = kernel.block(rows, np.ascontiguousarray(rows[pivots]))
-            square = panel[pivots].copy()
-            # nearly singular: a shift makes F F^T a little smaller than it could be, and always positive semi-definite
-            square[np.diag_indices_from(square)] += 1e-12 * max(1e-300, float(square.trace()))
-            if potrf(square):
-                panel = np.zeros((len(rows), 0))
-            else:
-                trsm_right(panel, square)
-            self._low_rank = panel
-        return self._low_rank
+        kernel, rows = self.columns.kernel, self.columns.rows
+        rank = min(MAX_RANK, len(rows), max(1, MAX_BYTES // (8 * len(rows))))
+        if kernel is None:
+            pivots = np.random.default_rng(0).choice(len(rows), rank, replace=False)
+            panel = np.ascontiguousarray(rows[:, pivots])
+        else:
+            pivots = pivot_rows(kernel, rows, rank, seed=0)
+            panel = kernel.block(rows, np.ascontiguousarray(rows[pivots]))
+        square = panel[pivots].copy()
+        # nearly singular: a shift makes F F^T a little smaller than it could be, and always positive semi-definite
+        square[np.diag_indices_from(square)] += 1e-12 * max(1e-300, float(square.trace()))
+        if potrf(square):
+            return np.zeros((len(rows), 0))
+        trsm_right(panel, square)
+        return panel
 
 
 def _indefinite(root: Vector) -> NotPositiveDefiniteError:
