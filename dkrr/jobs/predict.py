@@ -262,7 +262,9 @@ def _tables(predictions: Predictions, is_text: bool) -> Iterator[Any]:
     import pyarrow as pa
 
     source, m, classes = predictions.source, predictions.num_rows, np.array(predictions.classes)
-    if classes.tolist() != list(predictions.classes):  # no type of numbers holds all of them: 2^53 + 1 and 0.5
+    whole = classes.dtype.kind == "f" and all(isinstance(label, int) for label in predictions.classes)
+    if whole or classes.dtype.kind == "O" or classes.tolist() != list(predictions.classes):
+        # no type of numbers holds all of them: -1 and 2^63, 2^64, 2^53 + 1 and 0.5
         classes = np.array([str(label) for label in predictions.classes])
     lengths = [min(BLOCK_ROWS, m - start) for start in range(0, m, BLOCK_ROWS)]
     kept = {}
@@ -274,7 +276,7 @@ def _tables(predictions: Predictions, is_text: bool) -> Iterator[Any]:
         table: dict[str, Any] = {name: next(values) for name, values in kept.items()}
         table |= {name: pa.array(np.ascontiguousarray(block[:, k])) for k, name in enumerate(predictions.names)}
         if predictions.classes:
-            table[predictions.label] = pa.array(classes[np.argmax(block[:, : len(classes)], axis=1)].tolist())
+            table[predictions.label] = pa.array(classes[np.argmax(block[:, : len(classes)], axis=1)])
         yield pa.table(table)
 
 

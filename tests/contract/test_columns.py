@@ -482,7 +482,14 @@ def test_numbers_of_columns_of_classes_are_those_of_the_labels(
 
 
 @pytest.mark.parametrize(
-    "labels", [("9007199254740993", "0.5", "9007199254740992"), ("18446744073709551615", "-1", "18446744073709551614")]
+    "labels",
+    [
+        ("9007199254740993", "0.5", "9007199254740992"),
+        ("18446744073709551615", "-1", "18446744073709551614"),
+        ("9223372036854775808", "-1", "1"),
+        ("12345678901234567890", "9223372036854775808", "1"),
+        ("100000000000000000000", "99999999999999999999", "1"),
+    ],
 )
 def test_predicted_labels_are_those_of_the_file(labels: tuple[str, ...], tmp_path: Path) -> None:
     frame = TREES[["a", "b"]].assign(kind=TREES["kind"].map(dict(zip(sorted(set(TREES["kind"])), labels, strict=True))))
