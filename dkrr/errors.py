@@ -6,7 +6,10 @@ hint, and the exit code the command line ends with. Errors cross process borders
 
 from __future__ import annotations
 
+import difflib
 import numbers
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 __all__ = [
@@ -65,7 +68,7 @@ class DkrrError(Exception):
         return f"{self.message}: {self.hint}" if self.hint else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (type(self), self.message, self.hint, self.details))
+        return partial(type(self), self.message, hint=self.hint, **self.details), ()
 
 
 def told(error: BaseException) -> DkrrError:
@@ -85,8 +88,11 @@ def told(error: BaseException) -> DkrrError:
     return DkrrError(line, hint="this is a defect of dkrr; --verbose shows the traceback")
 
 
-def _rebuild(kind: type[DkrrError], message: str, hint: str, details: dict[str, Any]) -> DkrrError:
-    return kind(message, hint=hint, **details)
+def did_you_mean(name: str, names: Iterable[str], otherwise: str = "") -> str:
+    """The hint of an error of a name that is unknown: the nearest right one, if there is one."""
+    lowered = {item.lower(): item for item in names}
+    near = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.5)
+    return f"did you mean {lowered[near[0]]!r}?" if near else otherwise
 
 
 class ParameterError(DkrrError, ValueError):

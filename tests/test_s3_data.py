@@ -104,7 +104,7 @@ def test_a_model_is_saved_loaded_and_checked(bucket: Bucket, fitted: Any, rows: 
     location = bucket.url("models/m.zarr")
     fitted.save(location)
     np.testing.assert_array_equal(load_model(location).predict(rows[0]), fitted.predict(rows[0]))
-    assert describe(location).facts["rows"] == 300
+    assert describe(location)[1]["rows"] == 300
     assert verify(location) == []
     with pytest.raises(StoreError, match="exists"):
         fitted.save(location)

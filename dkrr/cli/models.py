@@ -212,15 +212,15 @@ def info_command(path: str, whole: bool, as_json: bool) -> None:
     """Say what PATH is (data set, model, Gram matrix, factor, run); with --verify, whether it is whole."""
     from dkrr.jobs.inspection import describe, verify
 
-    found, problems = describe(path), verify(path) if whole else []
-    document = {"kind": found.kind, "path": found.path, **found.facts} | ({"problems": problems} if whole else {})
-    facts = [(name, kernel_words(value) if name == "kernel" else value) for name, value in found.facts.items()]
+    (kind, found), problems = describe(path), verify(path) if whole else []
+    document = {"kind": kind, "path": path, **found} | ({"problems": problems} if whole else {})
+    facts = [(name, kernel_words(value) if name == "kernel" else value) for name, value in found.items()]
     facts += [("", f"problem: {problem}") for problem in problems]
     facts += [("", "verified: everything is there and unchanged")] * (whole and not problems)
-    show(as_json, document, facts, title=f"{found.kind} {found.path}")
+    show(as_json, document, facts, title=f"{kind} {path}")
     if problems:
         raise StoreError(
-            f"{found.path} has {len(problems)} problem{'s' if len(problems) > 1 else ''}",
+            f"{path} has {len(problems)} problem{'s' if len(problems) > 1 else ''}",
             hint="delete what is damaged and start the job again, or restore it",
         )
 

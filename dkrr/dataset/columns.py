@@ -6,14 +6,13 @@ side has none, columns are told by their place, and as many as were fitted are e
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dkrr.errors import DataError, ParameterError
+from dkrr.errors import DataError, ParameterError, did_you_mean
 
 if TYPE_CHECKING:
     from dkrr.dataset.dataset import Dataset
@@ -162,12 +161,6 @@ def column_number(table: Table, column: Any, role: str) -> int:
     return found[0]
 
 
-def did_you_mean(name: str, names: Iterable[str], otherwise: str) -> str:
-    """The hint of an error of a name that is unknown: the nearest right one, if there is one."""
-    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else otherwise
-
-
 def is_number(column: Any, names: Sequence[str]) -> bool:
     """Whether a column is given by its number, as such or as text that is no name."""
     return not isinstance(column, str) or (column not in names and re.fullmatch(r"-?\d+", column) is not None)
@@ -192,11 +185,11 @@ def find_names(wanted: Sequence[str], names: Sequence[str], label: str, noun: st
     missing, known = [name for name in wanted if name not in places], set(wanted)
     if missing:
         others = [name for name in names if name not in known]
-        near = difflib.get_close_matches(missing[0], others, n=1)
+        near = did_you_mean(missing[0], others)
         raise DataError(
             f"{label} has no {noun} {_shown(missing)}, which the fit had; it has "
             + (f"{_shown(others)}, which the fit had not" if others else "no others"),
-            hint=f"is {near[0]!r} meant? Rename it" if near else "rename those that mean the same; their order is free",
+            hint=f"{near} Rename it" if near else "rename those that mean the same; their order is free",
         )
     unique_names([name for name in names if name in known], label, noun)
     return tuple(places[name] for name in wanted)

@@ -19,13 +19,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.dataset.columns import Column, Layout, did_you_mean, is_number, resolve, target_columns
+from dkrr.dataset.columns import Column, Layout, is_number, resolve, target_columns
 from dkrr.dataset.dataset import Dataset, fields_of, open_dataset
 from dkrr.dataset.rows import Floats
 from dkrr.dataset.sources import open_table
 from dkrr.dataset.table import MISSING_MARKS, Header, Table
 from dkrr.dataset.writer import claimed, is_finished, writing
-from dkrr.errors import DataError, ParameterError, StoreError, StoreMismatchError, check_whole
+from dkrr.errors import DataError, ParameterError, StoreError, StoreMismatchError, check_whole, did_you_mean
 from dkrr.store.files import check_place, overlaps
 
 Missing = Literal["error", "drop"]

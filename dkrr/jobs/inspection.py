@@ -77,17 +77,8 @@ from dkrr.store.objects import Entry
 from dkrr.tiles import TileGrid, TileMatrix
 
 
-@dataclass(frozen=True)
-class Description:
-    """The kind of thing at ``path`` and the facts about it, in the order in which people want them."""
-
-    kind: str
-    path: str
-    facts: dict[str, Any]
-
-
-def describe(path: str) -> Description:
-    """Say what is at ``path``.
+def describe(path: str) -> tuple[str, dict[str, Any]]:
+    """The kind of thing at ``path`` and the facts about it, in the order in which people want them.
 
     Raises
     ------
@@ -95,7 +86,7 @@ def describe(path: str) -> Description:
         Nothing of dkrr is there.
     """
     kind = kind_of(path)
-    return Description(kind, path, _KINDS[kind][0](path))
+    return kind, _KINDS[kind][0](path)
 
 
 def verify(path: str) -> list[str]:

@@ -36,7 +36,6 @@ way but finished, can be resumed.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import os
 import re
@@ -49,7 +48,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dkrr.errors import InterruptedRunError, StoreError
+from dkrr.errors import InterruptedRunError, StoreError, did_you_mean
 from dkrr.store.documents import create_bytes
 from dkrr.store.files import (
     children,
@@ -265,11 +264,10 @@ def find_run(text: str) -> RunDirectory:
     for candidate in candidates:
         if candidate.exists():
             return candidate
-    near = difflib.get_close_matches(text, [run.name for run in list_runs()] if is_name else [], n=1)
     hint = f"`dkrr list` shows what there is; {RUNS_VARIABLE} names the folder"
     raise StoreError(
         f"no run {candidates[0].name!r} in {parent_of(candidates[-1].location)}",
-        hint=f"did you mean {near[0]!r}?" if near else hint,
+        hint=did_you_mean(text, [run.name for run in list_runs()] if is_name else [], hint),
     )
 
 

@@ -11,7 +11,6 @@ Costs nothing.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import os
@@ -40,7 +39,7 @@ from pydantic import (
     model_validator,
 )
 
-from dkrr.errors import DkrrError, JobFileError
+from dkrr.errors import DkrrError, JobFileError, did_you_mean
 from dkrr.store.files import is_url, with_settings
 from dkrr.store.objects import StorageSettings, parse_address
 
@@ -218,12 +217,6 @@ Keys = tuple[Any, ...]
 Checked = TypeVar("Checked", bound=Table)
 
 
-def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """The one of ``choices`` that ``name`` was probably meant to be; None when none is close."""
-    close = difflib.get_close_matches(str(name).lower(), list(choices), n=1, cutoff=0.6)
-    return close[0] if close else None
-
-
 def misplaced(path: Keys, message: str, hint: str = "") -> JobFileError:
     """The error of a validator about one key among several, ``("model", "alpha")`` say: [model] alpha ``message``."""
     return JobFileError(f"{_where(path)} {message}", hint=hint, key=list(path))
@@ -318,10 +311,7 @@ class Source:
         known = sorted(choices)
         *parents, key = [part for part in path if not isinstance(part, int)]
         what = f"unknown key {key!r} in [{'.'.join(map(str, parents))}]" if parents else f"unknown table [{key}]"
-        close = nearest(key, known)
-        return self.error(
-            f"{what}; {f'nearest right name: {close!r}' if close else 'known: ' + ', '.join(known)}", path
-        )
+        return self.error(f"{what}; {did_you_mean(str(key), known, 'known: ' + ', '.join(known))}", path)
 
     def _described(self, error: Any, path: Keys, more: str) -> JobFileError:
         """A mistake that pydantic found, in our words."""
@@ -337,8 +327,7 @@ class Source:
         elif error["type"] == "literal_error":
             expected = error["ctx"]["expected"]
             message = f"{place} is not allowed; {expected} expected"
-            close = nearest(str(value), re.findall(r"'([^']+)'", expected))
-            hint = f"nearest right value: {close!r}" if close else ""
+            hint = did_you_mean(str(value), re.findall(r"'([^']+)'", expected))
         elif error["type"] == "union_tag_invalid":
             message = f"{place}: the name of a kernel, or a table with kernel, sum or product, expected"
         else:

@@ -16,7 +16,6 @@ Cost, rbf with d = 10 on one core: 1.6 ns an entry with full rows of 2,048, 2.2 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import math
 from abc import ABC, abstractmethod
@@ -28,7 +27,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dkrr.errors import DataError, ParameterError
+from dkrr.errors import DataError, ParameterError, did_you_mean
 from dkrr.markup import telling
 
 FloatArray = npt.NDArray[np.float64]
@@ -53,10 +52,9 @@ MAX_EXTENT = 24.0
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
     """A hint for a wrong name: the nearest right one, then all of them."""
-    lowered = {item.lower(): item for item in sorted(allowed)}
-    close = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.5)
-    listed = f"allowed: {', '.join(lowered.values())}" if lowered else "none is allowed here"
-    return f"did you mean {lowered[close[0]]!r}? {listed}" if close else listed
+    known = sorted(allowed)
+    listed = f"allowed: {', '.join(known)}" if known else "none is allowed here"
+    return f"{did_you_mean(name, known)} {listed}".strip()
 
 
 def check_names(what: str, given: Mapping[str, Any], allowed: Iterable[str]) -> None:

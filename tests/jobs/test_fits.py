@@ -67,14 +67,14 @@ def test_every_solver_gives_the_answer_and_its_record(way: str, make: Make, tmp_
         dual_coef, intercept = dense_bordered(K, TARGETS, 0.1, WEIGHT)
         np.testing.assert_allclose(summary.intercept, intercept, rtol=1e-4)
         assert f"{intercept[0]:.4g}" in repr(summary)
-        assert "(of the whitened target)" in describe(summary.model_path).facts["intercept"]
+        assert "(of the whitened target)" in describe(summary.model_path)[1]["intercept"]
     else:
         dual_coef = dense_krr(K, TARGETS, 0.1, WEIGHT)
         assert summary.intercept is None
     expected = (K @ dual_coef + intercept) * Y.std(0) + Y.mean(0)
     np.testing.assert_allclose(model.predict(X), expected, rtol=0, atol=1e-4)
     assert (summary.solver, summary.precision) == recorded == (planned.solver, planned.precision)
-    assert describe(summary.model_path).facts["solver"].startswith(recorded[0])
+    assert describe(summary.model_path)[1]["solver"].startswith(recorded[0])
     assert ("approximation" in repr(summary)) == (way == "nystrom")
     result = json.loads((tmp_path / "runs/a/result.json").read_text())
     if recorded[0] in ("cholesky", "cg"):  # each phase that took time has its estimate beside it
@@ -115,7 +115,7 @@ def test_an_answer_that_did_not_converge_is_refused_or_named(make: Make, tmp_pat
     assert not (tmp_path / "runs/a/model.zarr").exists()
     summary = fit_job(make(solver=solver | {"allow_unconverged": True}))
     assert not summary.converged
-    facts = describe(summary.model_path).facts
+    facts = describe(summary.model_path)[1]
     assert "NOT CONVERGED" in facts["solver"]
     assert facts["allow unconverged"] is True
     assert "not converged" in repr(summary)

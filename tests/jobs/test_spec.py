@@ -68,8 +68,8 @@ def write(folder: Path, text: str, name: str = "job.toml") -> Path:
 
 
 MISTAKES = [
-    ('[model]\nkernal = "rbf"', "unknown key 'kernal' in [model]; nearest right name: 'kernel'"),
-    ("[modle]\nalpha = 1", "unknown table [modle]; nearest right name: 'model'"),
+    ('[model]\nkernal = "rbf"', "unknown key 'kernal' in [model]; did you mean 'kernel'"),
+    ("[modle]\nalpha = 1", "unknown table [modle]; did you mean 'model'"),
     ("[model]\nzzz = 1", "unknown key 'zzz' in [model]; known: C, alpha, coef0, degree, epsilon, fit_intercept, gamma"),
     ('[model.kernel]\nsum = [{kernel = "rbf", gama = 1}]', "unknown key 'gama' in [model.kernel.sum]"),
     ('[model.kernel]\nsum = [{product = [{kernel = "rbf"}, 2], alpha = 1}]', "unknown key 'alpha' in [model.kernel"),
@@ -102,8 +102,8 @@ MISTAKES = [
     ('[solver]\nname = "nystrom"\nnum_centers = "many"', "num_centers = 'many': \"auto\" or a whole number above 0"),
     ('[solver]\nseed = -1', "[solver] seed = -1: input should be greater than or equal to 0"),
     ('[solver]\nname = "cholseky"', "'cholseky' is not allowed; 'auto', 'cholesky', 'cg', 'nystrom' or 'primal'"),
-    ('[solver]\nname = "cholseky"', "nearest right value: 'cholesky'"),
-    ('[solver]\ngram = "on-the-fly"', "'auto', 'stored' or 'on_the_fly' expected: nearest right value: 'on_the_fly'"),
+    ('[solver]\nname = "cholseky"', "did you mean 'cholesky'"),
+    ('[solver]\ngram = "on-the-fly"', "'auto', 'stored' or 'on_the_fly' expected: did you mean 'on_the_fly'"),
     ("[solver]\ntile_size = 20000", "\"auto\" or a whole number from 1 to 16,384 expected"),
     ("[solver]\ntile_size = 0", "\"auto\" or a whole number from 1"),
     ("[solver]\ntol = 0", "[solver] tol = 0: input should be greater than 0"),

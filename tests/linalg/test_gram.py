@@ -153,7 +153,7 @@ def test_a_run_is_verified_with_its_model_and_what_it_keeps(tmp_path: Path) -> N
     write_json(str(run), "plan.json", {})
     result = {"model_path": "", "relative_residual": [1e-12], "seconds": {"total": 1.0}, "kept": {str(path): 1}}
     write_json(str(run), "result.json", result | {"plan": {"num_rows": 200}})
-    assert describe(str(run)).kind == "run"
+    assert describe(str(run))[0] == "run"
     assert verify(str(run)) == []
     DAMAGES["flipped"](path / "c/1/0")
     DAMAGES["deleted"](run / "model.zarr/dual_coef/c/0/0")

@@ -52,16 +52,3 @@ def test_an_interrupted_prediction_goes_on_with_its_version(site: str, model: Na
     assert np.array_equal(np.load("out.npy"), answers(saved)[0])
     assert predict_job(PRODUCTION, "rows.npy", "out.npy").version.id != first
     assert np.array_equal(np.load("out.npy"), answers(saved)[1])
-
-
-def test_a_version_that_was_pruned_since_is_replaced(model: NamedModel, saved: list[str], tmp_path: Path) -> None:
-    first = model.resolve()
-    with failing_at("compute.predict.block:1:eio"), pytest.raises((OSError, DkrrError)):
-        predict_job(PRODUCTION, "rows.npy", "out.npy")
-    for alpha in (20.0, 30.0):
-        model.add(make_model(tmp_path / f"{alpha}.zarr", alpha))
-        model.promote()
-    assert first.id in {version.id for version in model.prune(keep=0, grace_seconds=0)}
-    done = predict_job(PRODUCTION, "rows.npy", "out.npy")
-    assert done.version == model.resolve()
-    assert np.array_equal(np.load("out.npy"), load_model(done.version.model_path).predict(ROWS))
