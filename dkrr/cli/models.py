@@ -123,9 +123,16 @@ def rollback_command(name: str, registry: str | None) -> None:
 
 @models_command.command("prune")
 @name_argument
-@click.option("--keep", default=3, show_default=True, help="Newest versions that stay besides those with an alias.")
+@click.option(
+    "--keep",
+    type=click.IntRange(min=0),
+    default=3,
+    show_default=True,
+    help="Newest versions that stay besides those with an alias.",
+)
 @click.option(
     "--grace",
+    type=click.FloatRange(min=0),
     default=86_400.0,
     show_default=True,
     metavar="SECONDS",

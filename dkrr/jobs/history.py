@@ -339,23 +339,28 @@ class History:
 
     def is_due(self, delivery: Delivery, rules: Rules) -> bool:
         """Whether something is left to do with a delivery; without reading it."""
-        known = self.files.get(delivery.name)
-        if known is None or known["state"] != delivery.state:
-            return True
-        refused = self.refused.get(known["key"])
-        if known["key"][:PREFIX] in self.batches or (refused is not None and refused["judged_by"] is None):
+        key = self._known_key(delivery)
+        if key is not None and key[:PREFIX] in self.batches:
             return False
-        if refused is None or (refused["stage"] == "stage" and refused["name"] != delivery.name):  # for its name alone
-            return True
-        return refused["judged_by"][0] != rules[0] or not {*rules[1]} <= {*refused["judged_by"][1]}
+        refused = self.refused.get(key or "")
+        if refused is None or refused["judged_by"] is None:
+            return refused is None
+        for_its_name = refused["stage"] == "stage" and refused["name"] != delivery.name
+        judged, dropped = refused["judged_by"]
+        return for_its_name or judged != rules[0] or not {*rules[1]} <= {*dropped}
+
+    def _known_key(self, delivery: Delivery) -> str | None:
+        known = self.files.get(delivery.name)
+        return None if known is None or known["state"] != delivery.state else str(known["key"])
 
     def stage(self, delivery: Delivery) -> str:
         """The hash of a delivery, which is read unless it is known and has not changed."""
-        known = self.files.get(delivery.name)
-        if known is None or known["state"] != delivery.state:
-            known = self.files[delivery.name] = {"key": delivery.content_hash(), "state": delivery.state}
+        key = self._known_key(delivery)
+        if key is None:
+            key = delivery.content_hash()
+            self.files[delivery.name] = {"key": key, "state": delivery.state}
             self.write()
-        return str(known["key"])
+        return key
 
     def validate(self, delivery: Delivery, key: str, dataset: Dataset | None, rules: Rules) -> Dataset | None:
         """The rows of a batch that is accepted, as a data set of their own; None for others, which are noted."""
@@ -372,7 +377,7 @@ class History:
             ]
         else:
             try:
-                staged = self.read(delivery.location, key[:PREFIX], dataset)
+                staged = self.read(delivery.location, key, dataset)
                 if spec.holdout.mask is not None and not spec.holdout.mask_is_file:
                     self._mask_column(delivery.location, len(staged.kept))
                 reasons = self._doubled(staged, dataset)
@@ -419,16 +424,14 @@ class History:
         seen = self.held_out_again(staged, [KnownRows(0, None, mine, np.zeros(len(mine), dtype=bool))])
         return [f"it has {seen}, which are never added; deliver it without them"] if seen else []
 
-    def append(self, name: str, key: str, rows: Dataset | str, dataset: Dataset | None) -> Dataset:
-        """Add rows to the data set as one generation, decide about them; done once, whatever is interrupted.
-
-        The first rows (:data:`INITIAL`) are read where they are; the data set is made of them.
-        """
-        key, options = key[:PREFIX], self._options(None) if isinstance(rows, str) else {}
+    def append(self, name: str, key: str, rows: Dataset, dataset: Dataset | None) -> Dataset:
+        """Add a draft to the data set as one generation, decide about it; done once, whatever is interrupted."""
+        key = key[:PREFIX]
         if self.is_dry:
             self.batches[key] = name, 0
-            return dataset or (self._first_rows() if isinstance(rows, str) else rows)
-        dataset = ingest(rows, self.spec.retrain.data, append=True, label=f"{name} {key}".rstrip(), **options)
+            return dataset or rows
+        label = INITIAL if name == INITIAL else f"{name} {key}"
+        dataset = ingest(rows, self.spec.retrain.data, append=True, label=label)
         self.held_out(dataset)
         self.write()
         self.forget(key)
@@ -463,7 +466,7 @@ class History:
             if key in there:
                 found.append((name, key, there[key]))
             elif label == INITIAL and self.spec.initial is not None and self._first_rows_have(document["digest"]):
-                found.append((INITIAL, "", self.spec.initial))
+                found.append((INITIAL, INITIAL, self.spec.initial))
             else:
                 what = f"made of {self.spec.initial}" if label == INITIAL else label or "no label"
                 missing.append(f"generation {number} ({what}, {document['num_rows']:,} rows)")
@@ -471,26 +474,21 @@ class History:
 
     def _first_rows_have(self, digest: str) -> bool:
         with contextlib.suppress(DataError, StoreError):
-            return self._first_rows().digest == digest
+            return self.read(str(self.spec.initial), INITIAL, None).digest == digest
         return False
-
-    def _first_rows(self) -> Dataset:
-        return self.read(str(self.spec.initial), INITIAL, None, label=INITIAL)
 
     # --- drafts -------------------------------------------------------------------------------------------------------
 
-    def read(self, source: str, name: str, like: Dataset | None, **given: Any) -> Dataset:
+    def read(self, source: str, key: str, like: Dataset | None) -> Dataset:
         """A file as a data set of its own, a draft."""
-        location, options = place(self.scratch, f"{name}.zarr"), given | self._options(like)
+        data, location = self.spec.data, place(self.scratch, f"{key[:PREFIX]}.zarr")
+        options = data.options() | ({"one_hot": data.one_hot} if like is None else {"like": like})
+        label = INITIAL if key == INITIAL else None
         try:
-            return ingest(source, location, **options)
+            return ingest(source, location, label=label, **options)
         except StoreMismatchError:  # read by other rules before, or other bytes
             remove_array(location)
-            return ingest(source, location, **options)
-
-    def _options(self, like: Dataset | None) -> dict[str, Any]:
-        data = self.spec.data
-        return data.options() | ({"one_hot": data.one_hot} if like is None else {"like": like})
+            return ingest(source, location, label=label, **options)
 
     def forget(self, key: str) -> None:
         """Remove the draft of a batch."""

@@ -17,6 +17,7 @@ import numpy as np
 from dkrr.errors import ParameterError
 from dkrr.jobs.registry import NamedModel
 from dkrr.jobs.retrain_spec import MlflowSpec
+from dkrr.markup import cut
 from dkrr.models.model import Model, load_model
 from dkrr.store.files import is_url
 
@@ -42,8 +43,7 @@ def log_tick(spec: MlflowSpec, summary: RetrainSummary, named: NamedModel) -> st
     try:
         return _log(mlflow, spec, summary, named)
     except Exception as exc:  # whatever a client of a server raises: the model is where it belongs, whoever notes it
-        first = (str(exc).splitlines() or [""])[0]
-        logger.warning("%s was not logged to MLflow (%s: %s)", summary.version, type(exc).__name__, first)
+        logger.warning("%s was not logged to MLflow (%s)", summary.version, cut(repr(exc)))
         return None
 
 

@@ -31,6 +31,7 @@ from dkrr.jobs.facts import (
     result_facts,
     reuse_facts,
     score_facts,
+    sentence,
     size_rows,
     time_rows,
 )
@@ -53,7 +54,6 @@ from dkrr.store.files import write_file
 
 logger = logging.getLogger("dkrr.jobs.report")
 
-MOST_BYTES = 2_000_000
 _MADE = b'<meta name="generator" content="dkrr '
 # what HTML and XML cannot hold, and characters that turn the direction of text around
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
@@ -177,11 +177,11 @@ def data_section(found: Findings) -> Iterator[Block]:
     for target in targets:
         name, edges, counts = cut(target["name"], 60), target["edges"], target["counts"]
         low, high, mean, std = (number(target[key]) for key in ("min", "max", "mean", "std"))
-        sentence = f"Target {name}: from {low} to {high}, mean {mean}, standard deviation {std}."
+        spread = f"Target {name}: from {low} to {high}, mean {mean}, standard deviation {std}."
         peak = counts.index(max(counts))
         most = f" Most rows, {counts[peak]:,}, are between {edges[peak]:.4g} and {edges[peak + 1]:.4g}."
         yield Chart(
-            mark="histogram", title=f"Histogram of target {name}", sentence=sentence, more=most, x=edges,
+            mark="histogram", title=f"Histogram of target {name}", sentence=spread, more=most, x=edges,
             columns={"rows": counts}, x_label=name, y_label="rows",
         )  # fmt: skip
     if features:
@@ -209,18 +209,16 @@ def time_section(found: Findings) -> Iterator[Block]:
     spent = phase_seconds(found)
     if not spent:
         return
-    longest = max(spent.values()) or 1
-    bars = {name: Bar(seconds(value), value / longest) for name, value in [*spent.items()][:MOST_PHASES]}
-    yield Table(
-        ("phase", "time", "tasks", "computed", "rate", "busy"),
-        [(cut(name, 60), bar, *_phase_cells(found, name)) for name, bar in bars.items()],
-        "Phases of the last attempt",
-    )
+    longest, head = max(spent.values()) or 1, ("phase", "time", "tasks", "computed", "rate", "busy")
+    rows = [
+        (cut(name, 60), Bar(seconds(value), value / longest), *_phase_cells(found.part("phases", name) or {}, found))
+        for name, value in [*spent.items()][:MOST_PHASES]
+    ]
+    yield Table(head, rows, "Phases of the last attempt")
     yield Text("Busy is the share of the workers' time in tasks that computed something; a dash: no tasks.")
 
 
-def _phase_cells(found: Findings, name: str) -> tuple[str, str, str, str]:
-    work = found.part("phases", name) or {}
+def _phase_cells(work: dict[str, Any], found: Findings) -> tuple[str, str, str, str]:
     took, tasks, computed = work.get("seconds"), work.get("num_tasks"), work.get("num_computed", 0)
     return (
         number(tasks) if tasks else DASH,
@@ -268,9 +266,9 @@ def rate_section(found: Findings) -> Iterator[Block]:
     times, rates = found.attempt.get("seconds") or [], found.attempt.get("flops_per_second") or []
     if len(times) > 1 and max(rates, default=0) > 0:
         again = " Tiles that were found valid count as well, so a continued run begins with a peak."
-        sentence = f"GF/s between one heartbeat and the next: {max(rates) / 1e9:.4g} at most."
+        largest = f"GF/s between one heartbeat and the next: {max(rates) / 1e9:.4g} at most."
         yield Chart(
-            mark="line", title="GF/s over time", sentence=sentence + again * (found.status.epoch > 1), x=times,
+            mark="line", title="GF/s over time", sentence=largest + again * (found.status.epoch > 1), x=times,
             columns={"GF/s": [value / 1e9 for value in rates]},
             x_label="seconds since the attempt began", y_label="GF/s",
         )  # fmt: skip
@@ -541,8 +539,6 @@ def write_report(directory: RunDirectory, output: str | Path | None = None, *, s
         It cannot be written, or ``output`` is something else than an earlier report.
     """
     data = render_report(directory, status).encode()
-    if len(data) >= MOST_BYTES:  # every part is bounded; a report that nobody can open helps nobody
-        raise StoreError(f"the report of {directory.shown} has {len(data):,} bytes", hint="this is a defect of dkrr")
     if output is None:
         directory.write_bytes("report.html", data)
         return directory.path("report.html")
@@ -561,22 +557,18 @@ def _made(key: str, make: Callable[[Findings], Iterator[Block]], found: Findings
         return list(make(found)) or [nothing]
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as exc:
         logger.warning("section %r of the report of %s could not be made (%r)", key, found.name, exc)
-        sentence = f"This section could not be made: what the run recorded is damaged or of another version ({exc!r})."
-        return [Text(cut(sentence), missing=True)]
+        why = f"This section could not be made: what the run recorded is damaged or of another version ({exc!r})."
+        return [Text(cut(why), missing=True)]
 
 
 def _verdict(found: Findings) -> str:
     """How the run stands, in a sentence or two."""
-    message = cut((found.status.error or {}).get("message", "")).rstrip(".")
     if found.is_finished:
         return f"The run finished. {cut(found.result.get('message', '')).rstrip('.')}."
     if found.goes_on:
         phase = f" in the phase {cut(found.status.phase)}" if found.status.phase else ""
         return f"The run was {found.state}{phase} when this page was made; `dkrr report {found.shown}` makes it again."
-    how = {
-        "lost": f"was lost: {cut(found.status.lost_because)}",
-        "failed": f"failed: {message or 'no reason is recorded'}",
-    }.get(found.state, f"was {found.state}{f': {message}' if message else ''}")
+    how = cut(f"{'' if found.state == 'failed' else 'was '}{sentence(found.status)}").rstrip(".")
     earlier = " An earlier attempt finished; its result and model are still there." if found.has_earlier_result else ""
     return f"The run {how}. `dkrr resume {found.shown}` continues it with what is finished.{earlier}"
 

@@ -258,15 +258,12 @@ def add_rows(history: History, summary: RetrainSummary, phase: Callable[[str], A
             spec.retrain.data,
         )
     if dataset is None and not found and spec.initial is not None:
-        found = [(INITIAL, "", spec.initial)]
+        found = [(INITIAL, INITIAL, spec.initial)]
     for name, key, location in found:
-        is_first = name == INITIAL
-        phase("initial rows" if is_first else "restore")
-        rows = location if is_first else history.read(location, key, dataset)
+        rows = history.read(location, key, dataset)
         dataset = history.append(name, key, rows, dataset)
-        if history.is_dry or not isinstance(rows, str):
-            num_rows = (dataset if isinstance(rows, str) else rows).num_rows
-            summary.add_batch(location if is_first else name, "appended", "append", num_rows)
+        if history.is_dry or name != INITIAL:
+            summary.add_batch(location if name == INITIAL else name, "appended", "append", rows.num_rows)
     if dataset is not None and not history.is_dry:
         again = {item.number for item in dataset.generations} & set(history.gone or ())
         dataset = drop_generations(spec.retrain.data, sorted(again)) if again else dataset

@@ -47,6 +47,7 @@ def test_from_publishing_to_pruning(registry: Path) -> None:
     third = make_model(registry / "c.zarr", 5.0)
     run("models", "add", "demo", third)
     run("models", "add", "demo", make_model(registry / "d.zarr", 6.0))
+    assert run("models", "prune", "demo", "--keep", -1).exit_code == 2
     dry = run("models", "prune", "demo", "--keep", 0, "--grace", 0, "--dry-run").stdout
     assert dry.startswith("would delete 0003-")
     assert run("models", "prune", "demo", "--keep", 0, "--grace", 0).stdout == dry.replace("would delete", "deleted")

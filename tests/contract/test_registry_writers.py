@@ -8,19 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import dkrr
 from dkrr.cli.app import main
 from dkrr.jobs import registry
-from dkrr.jobs.retrain import retrain
-from dkrr.jobs.retrain_spec import RetrainSpec
 from dkrr.jobs.run_directory import RunDirectory
 from dkrr.store.lease import Lease
-
-ROWS = np.random.default_rng(3).standard_normal((40, 3))
+from tests.jobs.registry.helpers import make_model
+from tests.jobs.retrain.project import Project
 
 
 def models(*arguments: object) -> str:
@@ -30,15 +27,9 @@ def models(*arguments: object) -> str:
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Callable[[float], Path]:
+def model(tmp_path: Path) -> Callable[[float], str]:
     """A saved model; another alpha makes another one."""
-
-    def saved(alpha: float) -> Path:
-        path = tmp_path / f"{alpha}.zarr"
-        dkrr.KernelRidge(alpha=alpha, kernel="rbf", gamma=0.3).fit(ROWS, ROWS[:, 0]).save(path)
-        return path
-
-    return saved
+    return lambda alpha: make_model(tmp_path / f"{alpha}.zarr", alpha)
 
 
 def numbers(root: Path) -> list[tuple[int, float]]:
@@ -52,7 +43,7 @@ def numbers(root: Path) -> list[tuple[int, float]]:
 
 
 def test_of_two_publishers_each_has_its_own_number(
-    tmp_path: Path, model: Callable[[float], Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: Callable[[float], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second publishes while the first copies its model."""
     root, first, second = tmp_path / "models", model(1.0), model(2.0)
@@ -75,7 +66,7 @@ def test_of_two_publishers_each_has_its_own_number(
 
 
 def test_a_version_that_was_pruned_meanwhile_is_not_promoted(
-    tmp_path: Path, model: Callable[[float], Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: Callable[[float], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The whole deletion happens between a promotion's look at the aliases and its write."""
     root = tmp_path / "models"
@@ -99,7 +90,7 @@ def test_a_version_that_was_pruned_meanwhile_is_not_promoted(
 
 
 def test_a_promotion_is_on_the_disk_when_it_is_said(
-    tmp_path: Path, model: Callable[[float], Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: Callable[[float], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its bytes come before its name, its name before the end; the folders of a version are there, too."""
     steps: list[tuple[str, str]] = []
@@ -136,30 +127,18 @@ def test_a_promotion_is_on_the_disk_when_it_is_said(
         assert ("sync", str(root / "demo")) in steps[at:]
 
 
-def retrain_job(folder: Path) -> RetrainSpec:
-    """A job with one batch that was delivered."""
-    (folder / "incoming").mkdir()
-    np.savetxt(folder / "incoming/a.csv", ROWS, delimiter=",", header="a,b,y", comments="")
-    document = {
-        "retrain": {"name": "demo", "data": "rows.zarr", "incoming": "incoming"},
-        "holdout": {"fraction": 0.2},
-        "data": {"target": "y"},
-        "model": {"kernel": "rbf", "gamma": 0.2, "alpha": 0.05},
-    }
-    return RetrainSpec.from_dict(document, base=folder)
-
-
 def test_a_retrain_job_writes_nothing_under_the_lease_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DKRR_STALE_SECONDS", "0.5")
-    spec = retrain_job(tmp_path)
-    directory = RunDirectory(spec.directory)
+    project = Project(tmp_path / "p")
+    project.deliver("n1", seed=1)
+    directory = RunDirectory(project.spec.directory)
     with Lease(directory.location, "driver.json", directory.location, kind="retrain").held():
-        directory.write("job.json", job := spec.to_dict())
+        directory.write("job.json", job := project.spec.to_dict())
         before = sorted(str(path) for path in tmp_path.rglob("*"))
         with pytest.raises(dkrr.LockedError, match="is driven by process"):
-            retrain(spec)
+            project.run()
     assert directory.read("job.json") == job
     assert sorted(str(path) for path in tmp_path.rglob("*") if not path.name.endswith(".partial")) == before
 
@@ -168,13 +147,10 @@ def test_a_retrain_job_that_fails_on_its_first_night_keeps_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the job's own document used to say that something was there already."""
-    spec = retrain_job(tmp_path)
-
-    def fails(*_: Any) -> Any:
-        raise dkrr.DataError("not tonight")
-
-    monkeypatch.setattr("dkrr.jobs.gate.improve", fails)
-    with pytest.raises(dkrr.DataError, match="not tonight"):
-        retrain(spec)
-    assert (Path(spec.directory) / "job.json").exists()
-    assert dkrr.open_dataset(tmp_path / "rows.zarr").num_rows == 40
+    project = Project(tmp_path / "p")
+    project.deliver("n1", seed=1)
+    monkeypatch.setattr("dkrr.jobs.gate.improve", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        project.run()
+    assert (Path(project.spec.directory) / "job.json").exists()
+    assert project.dataset.num_rows == 120

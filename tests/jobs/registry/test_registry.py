@@ -13,22 +13,15 @@ import numpy as np
 import pytest
 
 from dkrr import load_model
-from dkrr.errors import LockedError, ParameterError, StoreError
+from dkrr.errors import LockedError, StoreError
 from dkrr.jobs.registry import ModelRegistry, NamedModel
 from tests.faults import contents
-from tests.jobs.registry.helpers import ROWS, make_model
+from tests.jobs.registry.helpers import ROWS
 from tests.s3 import Bucket, bucket, s3_server
 
 __all__ = ["bucket", "s3_server"]
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Three models."""
-    folder = tmp_path_factory.mktemp("saved")
-    return [make_model(folder / f"{alpha}.zarr", alpha) for alpha in (0.1, 1.0, 10.0)]
 
 
 @pytest.fixture
@@ -132,8 +125,6 @@ def test_prune_keeps_what_may_be_needed(model: NamedModel, saved: list[str], mon
     assert [version.id for version in model.prune(keep=0, grace_seconds=100)] == [c]
     assert {version.id for version in model.versions()} == {a, b}
     assert model.aliases().removing == ()
-    with pytest.raises(ParameterError, match="keep is -1"):
-        model.prune(keep=-1)
 
 
 def test_a_promotion_between_listing_and_deleting_saves_the_version(

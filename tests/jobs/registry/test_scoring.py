@@ -12,15 +12,9 @@ from dkrr.errors import DkrrError
 from dkrr.jobs.predict import predict_job
 from dkrr.jobs.registry import ModelRegistry, NamedModel, Reference
 from tests.faults import failing_at
-from tests.jobs.registry.helpers import ROWS, make_model
+from tests.jobs.registry.helpers import ROWS
 
 PRODUCTION = Reference("demo", "production")
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    folder = tmp_path_factory.mktemp("saved")
-    return [make_model(folder / f"{alpha}.zarr", alpha) for alpha in (0.1, 10.0)]
 
 
 @pytest.fixture
@@ -30,14 +24,10 @@ def model(tmp_path: Path, saved: list[str], monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("DKRR_MODELS", str(tmp_path / "models"))
     monkeypatch.chdir(tmp_path)
     named = ModelRegistry().open("demo")
-    for path in reversed(saved):
+    for path in (saved[1], saved[0]):
         named.add(path)
         named.promote()
     return named
-
-
-def answers(saved: list[str]) -> list[np.ndarray]:
-    return [load_model(path).predict(ROWS) for path in saved]
 
 
 @pytest.mark.parametrize("site", ["compute.predict.block", "sync{folder}"])
@@ -49,6 +39,18 @@ def test_an_interrupted_prediction_goes_on_with_its_version(site: str, model: Na
     assert Path("out.npy.json").exists() == site.startswith("sync")
     model.rollback()
     assert predict_job(PRODUCTION, "rows.npy", "out.npy").version.id == first
-    assert np.array_equal(np.load("out.npy"), answers(saved)[0])
+    assert np.array_equal(np.load("out.npy"), load_model(saved[0]).predict(ROWS))
     assert predict_job(PRODUCTION, "rows.npy", "out.npy").version.id != first
-    assert np.array_equal(np.load("out.npy"), answers(saved)[1])
+    assert np.array_equal(np.load("out.npy"), load_model(saved[1]).predict(ROWS))
+
+
+def test_a_version_that_was_pruned_since_is_replaced(model: NamedModel, saved: list[str]) -> None:
+    first = model.resolve()
+    with failing_at("compute.predict.block:1:eio"), pytest.raises((OSError, DkrrError)):
+        predict_job(PRODUCTION, "rows.npy", "out.npy")
+    for path in (saved[2], saved[1]):
+        model.promote(model.add(path).id)
+    assert first.id in {version.id for version in model.prune(keep=0, grace_seconds=0)}
+    done = predict_job(PRODUCTION, "rows.npy", "out.npy")
+    assert done.version == model.resolve()
+    assert np.array_equal(np.load("out.npy"), load_model(done.version.model_path).predict(ROWS))

@@ -99,12 +99,3 @@ def test_an_error_anywhere(verb: str, one_night: Project, undisturbed: Project, 
         if not check_after_an_error(f"{verb}{project.folder}/*:@{number}", project, undisturbed):
             break
     assert 7 < number < 999
-
-
-def test_a_refusal_is_told_although_it_was_interrupted(project: Project) -> None:
-    project.deliver("night-2", seed=2, num_rows=60, change=lambda rows: rows * 100)
-    with failing_at("written*/batches.json:@2:eio"), pytest.raises(OSError, match="error"):
-        project.run()
-    with pytest.raises(RefusedError, match="night-2"):
-        project.run()
-    assert project.run().outcome == "nothing new"

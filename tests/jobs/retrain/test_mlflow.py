@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -20,18 +21,12 @@ PROBE = rows_of(99, 30)[:, :3]
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     in_process(monkeypatch)
-    uri = f"sqlite:///{tmp_path}/mlflow.db" if _has_sqlalchemy() else f"file://{tmp_path}/mlruns"
+    uri = f"sqlite:///{tmp_path}/mlflow.db" if find_spec("sqlalchemy") else f"file://{tmp_path}/mlruns"
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.chdir(tmp_path)
     project = Project(tmp_path / "p", mlflow={"tracking_uri": uri, "experiment": "tests"})
     project.deliver("n1", seed=1)
     return project
-
-
-def _has_sqlalchemy() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("sqlalchemy") is not None
 
 
 @pytest.mark.filterwarnings("ignore")  # of a library that is not ours
