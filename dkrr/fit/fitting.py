@@ -430,9 +430,7 @@ def stored_gram(operator: RidgeOperator, workspace: Workspace) -> TileMatrix:
     with hold_lock(wanted.location, wait=True):
         gram = workspace.matrix(wanted.location, operator.grid, "float64", fields)
     taken = continue_lineage(operator, gram, "grams", fields, workspace.store)
-    summary = build_gram(operator, gram, workspace.executor, workspace.progress, taken=taken)
-    workspace.record("gram", summary)
-    taken.record(workspace, "gram", operator.grid.n, summary, power=2)
+    taken.record(workspace, "gram", operator.grid.n, build_gram(operator, gram, workspace, taken), power=2)
     return gram
 
 

@@ -71,7 +71,6 @@ import contextlib
 import hashlib
 import logging
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -297,24 +296,18 @@ class FactorPreconditioner(Preconditioner):
         if not np.isfinite(scale).all():
             raise NumericalError("a residual is not finite", hint="scale the targets")
         scale[scale == 0] = 1.0
-        # an earlier application that was given up may have workers that still write for it
-        scratch = place(work.store, "scratch", f"{uuid.uuid4().hex}.zarr")
         m, c = factor.grid.n, r.shape[1]
         chunks = factor.grid.tile_size, min(c, MAX_BLOCK_COLUMNS)
-        source, between, result = (
-            # nobody but the tasks of this application reads it, and they know its shape: no metadata on disk
-            BlockColumns(ChunkArray(scratch, name, (m, c), chunks, factor.array.dtype), factor.grid)
-            for name in ("r", "z", "u")
-        )
-        try:
+        with work.scratch() as scratch:
+            source, between, result = (
+                # nobody but the tasks of this application reads it, and they know its shape: no metadata on disk
+                BlockColumns(ChunkArray(scratch, name, (m, c), chunks, factor.array.dtype), factor.grid)
+                for name in ("r", "z", "u")
+            )
             source.fill((r[:m] / scale).astype(factor.dtype))
-            blocks, owners = (source, between, result), self.factored.owner
-            verify = not self.is_verified
-            summary = substitute("precondition", factor, blocks, work.executor, verify=verify, owners=owners)
-            work.record("precondition", summary)
+            blocks, quiet, verify = (source, between, result), replace(work, progress=None), not self.is_verified
+            substitute("precondition", factor, blocks, quiet, self.factored.owner, verify=verify)
             z = np.vstack([result.whole() * scale, r[m:] / (self.diagonal[:, None] + alpha)])
-        finally:
-            remove_array(scratch)
         self.is_verified = True
         return z
 
@@ -451,14 +444,15 @@ def _check_curvature(
         A has none beyond the rounding of float64.
     """
     workspace, n = made.factored.workspace, operator.grid.n
-    product = OperatorProduct(operator, workspace, place(workspace.store, "scratch"), phase="precondition", quiet=True)
     # independent random signs; sign i does not depend on n
     words = np.random.Philox(key=np.array([0, 0], dtype=np.uint64)).random_raw(-(-n // 64))
     bits = np.unpackbits(np.asarray(words, dtype="<u8").view(np.uint8), bitorder="little")
     signs: FloatMatrix = 2.0 * bits[:n, None].astype(np.float64) - 1.0
     few = replace(settings, max_iter=NUM_CURVATURES, allow_unconverged=True)
     try:
-        conjugate_gradients(product.exact, signs, np.array([operator.alpha]), made, few, norm=product.norm)
+        with workspace.scratch() as scratch:
+            product = OperatorProduct(operator, workspace, scratch, phase="precondition", quiet=True)
+            conjugate_gradients(product.exact, signs, np.array([operator.alpha]), made, few, norm=product.norm)
     except NotPositiveDefiniteError as exc:
         raise NotPositiveDefiniteError(
             "the float32 factor breaks down, and beyond rounding A is singular in float64, too (random signs in the "

@@ -197,7 +197,7 @@ class OperatorProduct:
                 workspace=self.workspace,
                 store=self.scratch,
                 site="multiply.pair",
-                owners=gram_owner(self.operator, self.workspace.executor),
+                owners=gram_owner(self.operator, self.workspace),
                 quiet=self.quiet,
             ).consume(add)
         if self.root is not None:

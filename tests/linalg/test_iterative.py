@@ -403,7 +403,7 @@ def test_a_given_matrix(tmp_path: Path) -> None:
     dataset = rows(tmp_path, n=333, weights=True)
     system = operator(dataset, tile_size=100, **NARROW)
     tiles = TileMatrix.create(tmp_path / "K.zarr", system.grid, dtype="float64")
-    build_gram(system, tiles, InProcessExecutor())
+    build_gram(system, tiles, Workspace("", InProcessExecutor()))
     from_kernel = build(tmp_path, system, 90)
     from_tiles = build(tmp_path, replace(system, gram=tiles, kernel=None), 90)
     np.testing.assert_allclose(whole(from_tiles), whole(from_kernel), atol=1e-12)

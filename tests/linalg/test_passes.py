@@ -95,7 +95,6 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
     monkeypatch.setattr("dkrr.linalg.primal_passes.TASK_SECONDS", 1e-9)
     # operands and parts travel through the store as they do to workers
     monkeypatch.setattr("dkrr.linalg.workspace.is_here", lambda workspace: workspace is None)
-    monkeypatch.setattr("dkrr.linalg.centres.is_here", lambda workspace: workspace is None)
     x, y, weight = data(n=2100, weights=True)
     return ingest(x, tmp_path / "rows.zarr", y=y, sample_weight=weight, rows_per_chunk=1024)
 
