@@ -213,11 +213,6 @@ def test_the_diagonal_is_that_of_the_inverse(tmp_path: Path, n: int, tile_size: 
     np.testing.assert_allclose(inverse_diagonal(factor, memory_bytes=limit), expected, rtol=1e-11)
 
 
-def test_a_float32_factor_gives_single_accuracy(tmp_path: Path) -> None:
-    factor, expected = factored(tmp_path, "float32", alpha=1.0)
-    assert 1e-9 < np.abs(inverse_diagonal(factor) / expected - 1).max() < 1e-4
-
-
 def test_only_what_is_lost_or_damaged_is_computed_again(tmp_path: Path) -> None:
     factor, _ = factored(tmp_path, n=700, tile_size=256)
     first, location = inverse_diagonal(factor), Path(factor.factor.location)

@@ -14,7 +14,7 @@ import pytest
 
 from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.engine.tasks import InProcessExecutor
-from dkrr.errors import NotPositiveDefiniteError, StoreError
+from dkrr.errors import StoreError
 from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.kernels import make_kernel
 from dkrr.linalg import preconditioner as lowrank
@@ -194,16 +194,6 @@ def test_a_factor_is_the_inverse_to_its_precision(scale: float, tmp_path: Path) 
     assert not list((tmp_path / "store/scratch").glob("*"))
 
 
-@pytest.mark.parametrize("damage", ["deleted", "flipped", "truncated"])
-def test_a_damaged_tile_of_a_factor_is_computed_again(damage: str, tmp_path: Path) -> None:
-    made = factored(operator(rows(tmp_path), TILE, alpha=0.5), tmp_path)
-    r, path = np.random.default_rng(0).standard_normal((N, 1)), Path(made.factor.location) / "c/2/1"
-    whole, expected = path.read_bytes(), FactorPreconditioner(made).apply(r, np.array([0.5]))
-    DAMAGES[damage](path)
-    assert np.array_equal(FactorPreconditioner(made).apply(r, np.array([0.5])), expected)
-    assert path.read_bytes() == whole
-
-
 @pytest.mark.parametrize(("known", "precision"), [(N, "float32"), (240, "float64")])
 @pytest.mark.parametrize("weights", [False, True])
 def test_an_old_factor_saves_iterations(weights: bool, known: int, precision: Any, tmp_path: Path) -> None:
@@ -280,12 +270,6 @@ def test_a_breakdown_shifts_the_preconditioner_only(
     float32_factor(system, workspace(tmp_path), TIGHT)
     assert snapshot(tmp_path / "store/factors") == before
     assert not caplog.records
-
-
-def test_an_indefinite_kernel_is_not_shifted_away(tmp_path: Path) -> None:
-    system = operator(rows(tmp_path), TILE, alpha=1e-3, kernel="sigmoid", gamma=2.0, coef0=-1.0)
-    with pytest.raises(NotPositiveDefiniteError, match="not positive definite at row"):
-        float32_factor(system, workspace(tmp_path), TIGHT)
 
 
 def test_a_wrong_factor_costs_iterations_and_not_the_answer(tmp_path: Path) -> None:
@@ -438,16 +422,11 @@ def test_pivots_in_memory() -> None:
     x = rng.standard_normal((500, 3))
     x[250:] = x[:250]
     kernel = make_kernel("rbf", gamma=0.5).resolve(3)
-    pivots = pivot_rows(kernel, x, 60, 1)
-    assert len(set(pivots.tolist())) == 60
-    assert np.array_equal(pivots, pivot_rows(kernel, x, 60, 1))
-    assert not np.array_equal(pivots, pivot_rows(kernel, x, 60, 2))
-    k = kernel(x, x)
+    pivots, k = pivot_rows(kernel, x, 60, 1), kernel(x, x)
 
     def left(index: np.ndarray) -> float:
         return float(np.trace(k - k[:, index] @ np.linalg.lstsq(k[np.ix_(index, index)], k[index], rcond=1e-12)[0]))
 
     assert left(pivots) < 0.7 * left(rng.permutation(500)[:60])
     assert len(pivot_rows(kernel, x, 500, 1)) <= 250, "a row that was there before has nothing left"
-    few = pivot_rows(kernel, x, 60, 1, max_bytes=8 * 100 * 60)
-    assert len(set(few.tolist())) == 60
+    assert len(set(pivot_rows(kernel, x, 60, 1, max_bytes=8 * 100 * 60).tolist())) == 60
