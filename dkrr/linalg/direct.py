@@ -83,7 +83,7 @@ from dkrr.store.chunks import FloatArray
 from dkrr.store.files import join, name_of, parent_of, place, remove_array
 from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileGrid, TileMatrix
-from dkrr.tiles.blas import buffer, gemm_nt, leading_minor_pivot, potrf, rounded_pivot, syrk, trsm_right
+from dkrr.tiles.blas import buffer, gemm_nt, lost_pivot, potrf, syrk, trsm_right
 from dkrr.tiles.store import made
 
 logger = logging.getLogger("dkrr.linalg")
@@ -172,10 +172,8 @@ def factor_tile(task: CholeskyTask, i: int, j: int, part: int | None = None) -> 
     def compute() -> Any:
         # a tile that was wrong may be so because the rows that it kept are
         c, info = _tile(task, i, j, alone=suspect)
-        rounded = 0 if info or i != j else rounded_pivot(c, task.operator.diagonal(j), task.operator.alpha, task.grid.n)
-        if info or rounded:
-            _check_operands(task, i, j)
-            _raise_not_positive_definite(task, j, info, rounded, c)
+        if i == j:
+            _check_pivots(task, j, c, info)
         return c
 
     def write(c: Any) -> None:
@@ -279,21 +277,20 @@ def _check_operands(task: CholeskyTask, i: int, j: int) -> None:
                 raise factor.wrong(row, k, "does not give back the matrix")
 
 
-def _raise_not_positive_definite(task: CholeskyTask, j: int, info: int, rounded: int, c: FloatArray) -> None:
-    """Name the row, the pivot and an alpha that would do; the order is ``info`` where potrf stopped, else ``rounded``.
+def _check_pivots(task: CholeskyTask, j: int, c: FloatArray, info: int) -> None:
+    """Name the row, the pivot and an alpha that would do, unless a stored tile is to blame."""
+    grid, alpha, diagonal = task.grid, task.operator.alpha, task.operator.diagonal(j)
 
-    Where it stopped, the tile is formed once more: potrf destroyed it.
-    """
-    grid, alpha = task.matrix.grid, task.operator.alpha
-    if info:
-        c = buffer("accumulator", grid.shape(j, j), task.matrix.dtype)
-        _update(task, j, j, 0, c)
-        order, pivot = leading_minor_pivot(np.tril(c) + np.tril(c, -1).T, info)
-    else:
-        order, pivot = rounded, float(c[rounded - 1, rounded - 1]) ** 2
-    row, largest = grid.span(j).start + order - 1, float(np.abs(task.operator.diagonal(j)).max())
-    where = f"tile ({j}, {j}) of {task.matrix.location}"
-    raise no_factor(where, row, pivot, alpha, task.matrix.dtype, grid.n, largest)
+    def again() -> FloatArray:
+        tile = buffer("accumulator", grid.shape(j, j), task.matrix.dtype)
+        _update(task, j, j, 0, tile)
+        return np.tril(tile) + np.tril(tile, -1).T
+
+    lost = lost_pivot(c, info, diagonal, alpha, grid.n, again)
+    if lost is not None:
+        _check_operands(task, j, j)
+        where = f"tile ({j}, {j}) of {task.matrix.location}"
+        raise no_factor(where, grid.span(j).start, lost, alpha, task.matrix.dtype, grid.n, diagonal)
 
 
 def _not_finite(task: CholeskyTask, i: int, j: int, c: Any) -> DataError:

@@ -242,7 +242,6 @@ def substitute(
     workspace: Workspace,
     owners: Owners,
     *,
-    num_steps: int | None = None,
     verify: bool = True,
 ) -> None:
     """z = L^-1 rhs and u = L^-T z.
@@ -251,14 +250,11 @@ def substitute(
     ----------
     blocks
         rhs, z and u; the last two are written.
-    num_steps
-        P; None means :func:`choose_num_steps`.
     verify
         Whether the checksums of tiles are compared.
     """
-    if num_steps is None:
-        itemsize = factor.dtype.itemsize
-        num_steps = choose_num_steps(factor.grid, itemsize, blocks[0].num_columns, workspace.executor.num_threads)
+    itemsize, threads = factor.dtype.itemsize, workspace.executor.num_threads
+    num_steps = choose_num_steps(factor.grid, itemsize, blocks[0].num_columns, threads)
     task = Sweeps(factor, *blocks, num_steps, verify)
     workspace.run(phase, sweep_task, task, sweep_nodes(task), owners)
     for sweep in (FORWARD, BACKWARD):

@@ -12,6 +12,7 @@ import pytest
 
 from dkrr.engine.tasks import DaskExecutor, InProcessExecutor
 from dkrr.errors import NotPositiveDefiniteError, NumericalError
+from dkrr.linalg import triangular
 from dkrr.linalg.direct import CholeskyFactor, Split, cholesky_nodes, factorise
 from dkrr.linalg.operators import BlockColumns
 from dkrr.linalg.triangular import inverse_diagonal, panel_bytes, substitute
@@ -158,20 +159,26 @@ def test_sweeps_match_a_dense_solve(n: int, tile_size: int, num_columns: int, dt
 
 
 @pytest.mark.parametrize("num_columns", [1, 300])
-def test_neither_steps_nor_workers_change_a_bit(num_columns: int, cluster_client: Any, tmp_path: Path) -> None:
+def test_neither_steps_nor_workers_change_a_bit(
+    num_columns: int, cluster_client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     factor, found = lower_of(tmp_path, dtype="float32"), []
     executors = InProcessExecutor(), DaskExecutor(cluster_client)
     for number, (num_steps, executor) in enumerate((steps, each) for each in executors for steps in (1, 3, 7)):
         (folder := tmp_path / str(number)).mkdir()
         blocks = blocks_of(folder, factor, num_columns)
-        substitute("solve", factor, blocks, Workspace("", executor), {}, num_steps=num_steps)
+        monkeypatch.setattr(triangular, "choose_num_steps", lambda *_, number=num_steps: number)
+        substitute("solve", factor, blocks, Workspace("", executor), {})
         found.append(blocks[2].whole())
         assert not list(folder.rglob("*-sums-*")), "sums stay behind"
     assert all(np.array_equal(u, found[0]) for u in found[1:])
 
 
 @pytest.mark.parametrize("damage", [delete, flip])
-def test_a_lost_sum_is_computed_again_by_its_reader(damage: Any, tmp_path: Path) -> None:
+def test_a_lost_sum_is_computed_again_by_its_reader(
+    damage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triangular, "choose_num_steps", lambda *_: 4)
     factor = lower_of(tmp_path)
     blocks = blocks_of(tmp_path, factor, 2)
 
@@ -180,7 +187,7 @@ def test_a_lost_sum_is_computed_again_by_its_reader(damage: Any, tmp_path: Path)
             damage(path)
 
     executor = Spoiling("solve", (0, 0, 3, 3), spoil)
-    substitute("solve", factor, blocks, Workspace("", executor), {}, num_steps=4)
+    substitute("solve", factor, blocks, Workspace("", executor), {})
     assert executor.done
     check(factor, blocks)
 

@@ -20,7 +20,7 @@ from dkrr.kernels import make_kernel
 from dkrr.linalg import preconditioner as lowrank
 from dkrr.linalg.catalogue import key_of
 from dkrr.linalg.cg import Checkpoint, Preconditioner, conjugate_gradients
-from dkrr.linalg.cg_solver import CGSolver, FactorPreconditioner, PreparedCG, earlier_factor, float32_factor
+from dkrr.linalg.cg_solver import CGSolver, FactorPreconditioner, earlier_factor, make_float32_factor
 from dkrr.linalg.direct import CholeskyFactor
 from dkrr.linalg.gram import build_gram
 from dkrr.linalg.operators import BlockColumns, RidgeOperator
@@ -71,7 +71,7 @@ def test_solution_matches_a_dense_solve(tmp_path: Path, precision: Any, precondi
     values = np.random.default_rng(0).standard_normal((N, 5))
     alpha = np.array([0.01, 1.0, 0.1, 10.0, 0.1])
     settings = IterativeSettings(tol=1e-10, preconditioner=preconditioner, rank=rank)
-    prepared = CGSolver(settings=settings, precision=precision).prepare(system, workspace(tmp_path))
+    prepared = CGSolver.prepare(system, workspace(tmp_path), settings, precision=precision)
     u, solution = prepared.solve(right_hand_sides(tmp_path, system.grid, values), alpha)
     for k, found in enumerate(u.whole().T):
         a = dense(system.with_alpha(alpha[k]), dataset)
@@ -231,9 +231,8 @@ def test_without_an_old_factor_there_is_no_preconditioner_of_one(tmp_path: Path)
 # --- mixed precision --------------------------------------------------------------------------------------------------
 
 
-def mixed(system: RidgeOperator, work: Workspace, tol: float = 1e-10, **settings: Any) -> PreparedCG:
-    chosen = IterativeSettings(tol=tol, **settings)
-    return CGSolver(settings=chosen, float32_factor=True, accept_limit=True).prepare(system, work)
+def mixed(system: RidgeOperator, work: Workspace, tol: float = 1e-10) -> CGSolver:
+    return CGSolver.prepare(system, work, IterativeSettings(tol=tol), float32_factor=True)
 
 
 def near_duplicates(folder: Path, n: int) -> Dataset:
@@ -267,7 +266,7 @@ def test_a_breakdown_shifts_the_preconditioner_only(
     # what broke down is gone, and another fit does not try it again
     before = snapshot(tmp_path / "store/factors")
     caplog.clear()
-    float32_factor(system, workspace(tmp_path), TIGHT)
+    make_float32_factor(system, workspace(tmp_path), TIGHT)
     assert snapshot(tmp_path / "store/factors") == before
     assert not caplog.records
 
