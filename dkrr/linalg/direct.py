@@ -282,7 +282,7 @@ def _check_pivots(task: CholeskyTask, j: int, c: FloatArray, info: int) -> None:
     grid, alpha, diagonal = task.grid, task.operator.alpha, task.operator.diagonal(j)
 
     def again() -> FloatArray:
-        tile = buffer("accumulator", grid.shape(j, j), task.matrix.dtype)
+        tile: FloatArray = buffer("accumulator", grid.shape(j, j), task.matrix.dtype)
         _update(task, j, j, 0, tile)
         return np.tril(tile) + np.tril(tile, -1).T
 
