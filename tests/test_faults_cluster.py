@@ -191,10 +191,11 @@ def test_a_writer_that_wakes_up_after_all_is_done_writes_the_same_bytes(tmp_path
     code = (
         "import sys\nfrom pathlib import Path\nfrom dkrr.dataset import open_dataset\n"
         "from dkrr.engine.tasks import InProcessExecutor\nfrom dkrr.linalg.direct import factorise\n"
-        "from dkrr.tiles import TileMatrix\nfrom tests.linalg.helpers import operator\n"
+        "from dkrr.linalg.workspace import Workspace\nfrom dkrr.tiles import TileMatrix\n"
+        "from tests.linalg.helpers import operator\n"
         "system = operator(open_dataset(sys.argv[1]))\n"
         "factor = TileMatrix.create(sys.argv[2], system.grid, dtype='float64')\n"
-        "factorise(system, factor, InProcessExecutor())\n"
+        "factorise(system, factor, Workspace('', InProcessExecutor()))\n"
     )
     factor = TileMatrix.create(str(tmp_path / "L"), system.grid, dtype="float64")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -205,7 +206,7 @@ def test_a_writer_that_wakes_up_after_all_is_done_writes_the_same_bytes(tmp_path
     try:
         _, status = os.waitpid(zombie.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
-        factorise(system, factor, InProcessExecutor())
+        factorise(system, factor, Workspace("", InProcessExecutor()))
         written, whole = times(tmp_path / "L"), contents(tmp_path / "L")
         zombie.send_signal(signal.SIGCONT)
         assert zombie.wait(30) == 0

@@ -271,7 +271,7 @@ def test_a_nan_that_reached_the_disk_is_blamed_on_its_tile(
     """Its reader writes nothing and names it; it is computed again, without an error."""
     system = small_system()
     expected, factor = tiles(system, tmp_path / "right"), tiles(system, tmp_path / "L")
-    factorise(system, expected, InTurn())
+    factorise(system, expected, Workspace("", InTurn()))
 
     def spoil() -> None:
         tile = np.array(factor.read(*key))
@@ -279,11 +279,11 @@ def test_a_nan_that_reached_the_disk_is_blamed_on_its_tile(
         factor.write(*key, tile)
 
     if reader is None:
-        factorise(system, factor, InTurn())
+        factorise(system, factor, Workspace("", InTurn()))
         spoil()
     else:
         executor = Spoiling("factorise", reader, spoil)
-        factorise(system, factor, executor)
+        factorise(system, factor, Workspace("", executor))
         assert executor.done
     solve(system, factor)  # reads what the factorisation had no need of: the last tile
     assert contents(tmp_path / "L") == contents(tmp_path / "right")
@@ -293,9 +293,9 @@ def test_a_wrong_tile_is_blamed_before_the_matrix(tmp_path: Path) -> None:
     """A pivot fails because of a tile with a good checksum: the tile and the sums it went into are computed again."""
     system = small_system(4 * TILE)
     expected, factor = tiles(system, tmp_path / "right"), tiles(system, tmp_path / "L")
-    factorise(system, expected, InTurn())
+    factorise(system, expected, Workspace("", InTurn()))
     executor = Spoiling("factorise", (3, 3, 0), lambda: factor.write(3, 0, 10 * factor.read(3, 0)))
-    factorise(system, factor, executor)
+    factorise(system, factor, Workspace("", executor))
     assert executor.done
     assert contents(tmp_path / "L") == contents(tmp_path / "right")
 
@@ -305,11 +305,11 @@ def test_a_bit_that_flips_in_memory_never_gives_a_wrong_answer(seed: int, tmp_pa
     """E by a wrong pivot, a value that is not finite, or the residual; or a bit too low to matter."""
     system = small_system()
     expected, factor = tiles(system, tmp_path / "right"), tiles(system, tmp_path / "L")
-    factorise(system, expected, InTurn())
+    factorise(system, expected, Workspace("", InTurn()))
     right = solve(system, expected)
     with failing_at(f"seed={seed};compute.cholesky.*:@{seed + 1}:bitflip"):
         try:
-            factorise(system, factor, InTurn())
+            factorise(system, factor, Workspace("", InTurn()))
             found = solve(system, factor)
         except (NumericalError, DataError):
             return
@@ -346,7 +346,7 @@ def solve(system: RidgeOperator, factor: TileMatrix, store: Any = None) -> np.nd
 def factor_and_solve(store: Any) -> bytes:
     system = small_system(PHASE_ROWS)
     factor = tiles(system, join(store, "factor"))
-    factorise(system, factor, InTurn())
+    factorise(system, factor, Workspace("", InTurn()))
     return solve(system, factor, join(store, "solve")).tobytes()
 
 
@@ -431,13 +431,13 @@ def test_swapped_tiles_of_a_finished_factor_are_found_by_the_residual(tmp_path: 
     """Nothing is continued, so nothing is sampled; the error leaves everything as it is, the next run repairs it."""
     system = small_system(4 * TILE)
     factor = tiles(system, tmp_path / "L")
-    factorise(system, factor, InTurn())
+    factorise(system, factor, Workspace("", InTurn()))
     whole = contents(tmp_path / "L")
     swap(tmp_path / "L/c/1/0", tmp_path / "L/c/2/1")
     with pytest.raises(ResidualError) as caught:
         solve(system, factor)
     assert "--verify" in caught.value.hint
-    factorise(system, factor, InTurn())
+    factorise(system, factor, Workspace("", InTurn()))
     assert contents(tmp_path / "L") == whole
     solve(system, factor)
 

@@ -257,13 +257,12 @@ class FitResult:
         self, source: RidgeOperator, start: FloatMatrix | None, shared: str, ready: Callable[[], object]
     ) -> None:
         settings, own, targets = self.settings, place(self.store, "cg"), list(range(len(self.alphas)))
-        prepared = CGSolver(
-            settings=settings.iterative,
-            precision="mixed" if settings.precision == "mixed" else "float64",
-            accept_limit=settings.accept_limit,
-        ).prepare(
+        prepared = CGSolver.prepare(
             source.with_alpha(min(self.alphas)),
             self.workspace,
+            settings.iterative,
+            precision="mixed" if settings.precision == "mixed" else "float64",
+            accept_limit=settings.accept_limit,
             store=shared,
             num_columns=len(targets),
             ready=ready,
@@ -288,8 +287,8 @@ class FitResult:
             if self.intercept is not None:
                 self.intercept[targets] += intercept
             return
-        mixed = CGSolver(settings=settings.iterative, float32_factor=True, accept_limit=True).prepare(
-            source, workspace, **self.digests, ready=ready
+        mixed = CGSolver.prepare(
+            source, workspace, settings.iterative, float32_factor=True, **self.digests, ready=ready
         )
         self.located.append(partial(float32_location, source, workspace, **self.digests))
         if start is None:  # also where no target needs it: a matrix that has none is refused
@@ -430,9 +429,7 @@ def stored_gram(operator: RidgeOperator, workspace: Workspace) -> TileMatrix:
     with hold_lock(wanted.location, wait=True):
         gram = workspace.matrix(wanted.location, operator.grid, "float64", fields)
     taken = continue_lineage(operator, gram, "grams", fields, workspace.store)
-    summary = build_gram(operator, gram, workspace.executor, workspace.progress, taken=taken)
-    workspace.record("gram", summary)
-    taken.record(workspace, "gram", operator.grid.n, summary, power=2)
+    taken.record(workspace, "gram", operator.grid.n, build_gram(operator, gram, workspace, taken), power=2)
     return gram
 
 

@@ -38,7 +38,7 @@ from dkrr.kernels.pairwise import MIN_COLUMNS, Packed, compiled_form, pack, pack
 from dkrr.linalg.operators import FloatMatrix, FloatVector
 from dkrr.linalg.primal_passes import DatasetRows
 from dkrr.linalg.products import Precision, block_strips
-from dkrr.linalg.workspace import ROW_MULTIPLE, Operand, Operands, Pass, RowRanges, Workspace, is_here
+from dkrr.linalg.workspace import ROW_MULTIPLE, Operands, Pass, RowRanges, Workspace
 from dkrr.tiles.blas import potrf
 
 EPS = float(np.finfo(np.float64).eps)
@@ -197,7 +197,7 @@ class CentreProducts:
     kernel, rows
         Resolved kernel, and the training rows.
     centers : (m, d)
-        Centred as the rows are; written to ``scratch``.
+        Centred as the rows are.
     num_targets
         The most columns that a product will have.
     workspace, scratch
@@ -213,10 +213,8 @@ class CentreProducts:
         workspace: Workspace,
         scratch: Any,
     ) -> None:
-        self.kernel, self.rows, self.workspace, self.scratch = kernel, rows, workspace, scratch
+        self.kernel, self.rows, self.workspace, self.scratch, self.centers = kernel, rows, workspace, scratch, centers
         self.shape, self.ranges, self.num_passes = centers.shape, RowRanges.of(rows.shape[0], len(centers)), 0
-        self.centers = Operand.of(None if is_here(workspace) else scratch, "centers", [centers])
-        self.centers.write()
         self.is_compiled = can_compile(kernel, len(centers), num_targets)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -244,8 +242,11 @@ class CentreProducts:
             A chunk of the rows is missing or damaged.
         """
         (m, d), columns = self.shape, len(targets)
-        operands = {"p": [p] if p is not None else [], "shifts": [np.stack(shifts)] if len(shifts) else []}
-        operands = {name: matrices for name, matrices in operands.items() if matrices}
+        operands = {"centers": [self.centers]}
+        if p is not None:
+            operands["p"] = [p]
+        if len(shifts):
+            operands["shifts"] = [np.stack(shifts)]
         self.num_passes += 1
         sums = Pass(
             "nystrom",
@@ -254,7 +255,6 @@ class CentreProducts:
             [float(self.ranges.size) * m * (2.0 * d + 4.0 * columns)] * len(self.ranges),
             (m + 1, columns),
             operands=operands,
-            shared={"centers": self.centers},
             workspace=self.workspace,
             store=self.scratch,
         ).sum()

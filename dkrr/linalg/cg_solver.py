@@ -71,7 +71,6 @@ import contextlib
 import hashlib
 import logging
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -297,24 +296,18 @@ class FactorPreconditioner(Preconditioner):
         if not np.isfinite(scale).all():
             raise NumericalError("a residual is not finite", hint="scale the targets")
         scale[scale == 0] = 1.0
-        # an earlier application that was given up may have workers that still write for it
-        scratch = place(work.store, "scratch", f"{uuid.uuid4().hex}.zarr")
         m, c = factor.grid.n, r.shape[1]
         chunks = factor.grid.tile_size, min(c, MAX_BLOCK_COLUMNS)
-        source, between, result = (
-            # nobody but the tasks of this application reads it, and they know its shape: no metadata on disk
-            BlockColumns(ChunkArray(scratch, name, (m, c), chunks, factor.array.dtype), factor.grid)
-            for name in ("r", "z", "u")
-        )
-        try:
+        with work.scratch() as scratch:
+            source, between, result = (
+                # nobody but the tasks of this application reads it, and they know its shape: no metadata on disk
+                BlockColumns(ChunkArray(scratch, name, (m, c), chunks, factor.array.dtype), factor.grid)
+                for name in ("r", "z", "u")
+            )
             source.fill((r[:m] / scale).astype(factor.dtype))
-            blocks, owners = (source, between, result), self.factored.owner
-            verify = not self.is_verified
-            summary = substitute("precondition", factor, blocks, work.executor, verify=verify, owners=owners)
-            work.record("precondition", summary)
+            blocks, quiet, verify = (source, between, result), replace(work, progress=None), not self.is_verified
+            substitute("precondition", factor, blocks, quiet, self.factored.owner, verify=verify)
             z = np.vstack([result.whole() * scale, r[m:] / (self.diagonal[:, None] + alpha)])
-        finally:
-            remove_array(scratch)
         self.is_verified = True
         return z
 
@@ -365,7 +358,7 @@ def earlier_factor(operator: RidgeOperator, workspace: Workspace) -> FactorPreco
     )
 
 
-def float32_factor(
+def make_float32_factor(
     operator: RidgeOperator, workspace: Workspace, settings: IterativeSettings, **digests: Any
 ) -> FactorPreconditioner:
     """A float32 factor of A, continuing one with the same key where it was left.
@@ -419,7 +412,7 @@ def float32_factor(
 
 
 def float32_location(operator: RidgeOperator, workspace: Workspace, **digests: Any) -> str | None:
-    """Where the whole factor of :func:`float32_factor` is; None where there is none."""
+    """Where the whole factor of :func:`make_float32_factor` is; None where there is none."""
     for _, location in _places(operator, workspace, **digests):
         if read_json(location, "zarr.json") is not None and not TileMatrix.open(location).missing():
             return location
@@ -451,14 +444,15 @@ def _check_curvature(
         A has none beyond the rounding of float64.
     """
     workspace, n = made.factored.workspace, operator.grid.n
-    product = OperatorProduct(operator, workspace, place(workspace.store, "scratch"), phase="precondition", quiet=True)
     # independent random signs; sign i does not depend on n
     words = np.random.Philox(key=np.array([0, 0], dtype=np.uint64)).random_raw(-(-n // 64))
     bits = np.unpackbits(np.asarray(words, dtype="<u8").view(np.uint8), bitorder="little")
     signs: FloatMatrix = 2.0 * bits[:n, None].astype(np.float64) - 1.0
     few = replace(settings, max_iter=NUM_CURVATURES, allow_unconverged=True)
     try:
-        conjugate_gradients(product.exact, signs, np.array([operator.alpha]), made, few, norm=product.norm)
+        with workspace.scratch() as scratch:
+            product = OperatorProduct(operator, workspace, scratch, phase="precondition", quiet=True)
+            conjugate_gradients(product.exact, signs, np.array([operator.alpha]), made, few, norm=product.norm)
     except NotPositiveDefiniteError as exc:
         raise NotPositiveDefiniteError(
             "the float32 factor breaks down, and beyond rounding A is singular in float64, too (random signs in the "
@@ -470,7 +464,7 @@ def _check_curvature(
 
 @dataclass(frozen=True, kw_only=True)
 class CGSolver:
-    """Parameters of the iterative solver.
+    """A matrix with its preconditioner: solves for any number of right-hand sides and alphas at once.
 
     Parameters
     ----------
@@ -480,29 +474,44 @@ class CGSolver:
         "float64", or "mixed": kernel entries of an iteration in float32, true residuals in float64; the same answer by
         the residual.
     float32_factor
-        Precondition with a float32 factor of the same matrix, whatever the settings say: what "cholesky" is in mixed
-        precision.
+        The preconditioner is a float32 factor of the same matrix, whatever the settings say: what "cholesky" is in
+        mixed precision.
     accept_limit
         Whether an iterate that gets no further above ``tol`` counts as converged where its backward error is that of a
         factor's answer, see :func:`~dkrr.linalg.solution.is_limit`; else it is a ConvergenceError.
+    make, fields, inexact
+        ``make`` gives the preconditioner, ``fields`` is what decides it, and ``inexact`` what it will be.
+    ready
+        Called before a stored Gram matrix of the operator is read.
     """
 
+    operator: RidgeOperator
+    workspace: Workspace
     settings: IterativeSettings
-    precision: Literal["float64", "mixed"] = "float64"
-    float32_factor: bool = False
-    accept_limit: bool = False
+    precision: Literal["float64", "mixed"]
+    float32_factor: bool
+    accept_limit: bool
+    make: Callable[[], Preconditioner]
+    fields: dict[str, Any]
+    inexact: bool
+    ready: Callable[[], object]
 
+    @classmethod
     def prepare(
-        self,
+        cls,
         operator: RidgeOperator,
         workspace: Workspace,
+        settings: IterativeSettings,
         *,
+        precision: Literal["float64", "mixed"] = "float64",
+        float32_factor: bool = False,
+        accept_limit: bool = False,
         weight_digest: str | None = None,
         source_digest: str = "",
         store: Any = None,
         num_columns: int = 1,
         ready: Callable[[], object] = lambda: None,
-    ) -> PreparedCG:
+    ) -> CGSolver:
         """Say what the preconditioner is. It is made when it is first needed, continuing one where it was left.
 
         Parameters
@@ -511,10 +520,8 @@ class CGSolver:
             Its alpha is the smallest that will be solved for; an automatic rank goes by it and by ``num_columns``.
         store
             Where a low-rank one is kept; None means the workspace's store, where fits of the same rows share it.
-        ready
-            Called before a stored Gram matrix of the operator is read.
         """
-        settings, n, kind = self.settings, operator.grid.n, self.settings.preconditioner
+        n, kind = operator.grid.n, settings.preconditioner
         rank: int | Literal["auto"] = settings.rank if settings.is_low_rank else 1
         if rank == "auto":
             columns = {"num_columns": num_columns, "num_workers": workspace.executor.num_threads}
@@ -522,14 +529,14 @@ class CGSolver:
         digests: dict[str, Any] = {"weight_digest": weight_digest, "source_digest": source_digest}
         fields, inexact = low_rank_fields(operator, settings, rank, workspace.blas, **digests), False
         make: Callable[[], Preconditioner] = Preconditioner
-        if self.float32_factor:
+        if float32_factor:
             # of a shift nothing is known before the factor is made; later no other one is found
             fields = factor_fields(operator, "float32", weight_digest, workspace.blas, source_digest) | {"mixed": None}
             inexact = True
 
             def make() -> Preconditioner:
                 ready()
-                return float32_factor(operator, workspace, settings, **digests)
+                return make_float32_factor(operator, workspace, settings, **digests)
 
         elif kind == "factor":
             found = earlier_factor(operator, workspace)
@@ -538,24 +545,18 @@ class CGSolver:
         elif kind != "none":
             location = place(store or workspace.store, "preconditioners", key_of(fields) + ".zarr")
             make = partial(LowRank, operator, workspace, location, settings, rank)
-        return PreparedCG(self, operator, workspace, cache(make), fields, inexact, ready)
-
-
-@dataclass(frozen=True)
-class PreparedCG:
-    """A matrix with its preconditioner: solves for any number of right-hand sides and alphas at once.
-
-    ``make`` gives the preconditioner, ``fields`` is what decides it, and ``inexact`` what it will be. ``ready`` is
-    called before a stored Gram matrix of the operator is read.
-    """
-
-    solver: CGSolver
-    operator: RidgeOperator
-    workspace: Workspace
-    make: Callable[[], Preconditioner]
-    fields: dict[str, Any]
-    inexact: bool
-    ready: Callable[[], object]
+        return cls(
+            operator=operator,
+            workspace=workspace,
+            settings=settings,
+            precision=precision,
+            float32_factor=float32_factor,
+            accept_limit=accept_limit or float32_factor,
+            make=cache(make),
+            fields=fields,
+            inexact=inexact,
+            ready=ready,
+        )
 
     def solve(
         self,
@@ -591,7 +592,7 @@ class PreparedCG:
         NotPositiveDefiniteError, PreconditionerError, ConvergenceError
             See :func:`dkrr.linalg.cg.conjugate_gradients`.
         """
-        work, store, solver, operator = self.workspace, rhs.array.store, self.solver, self.operator
+        work, store, operator = self.workspace, rhs.array.store, self.operator
         values, normal = rhs.whole(), operator.normal() if in_plane else None
         alpha = np.broadcast_to(np.asarray(operator.alpha if alpha is None else alpha, np.float64), (rhs.num_columns,))
         if normal is not None:
@@ -599,15 +600,15 @@ class PreparedCG:
             start = None if start is None else project(normal, np.array(start, dtype=np.float64))
         fingerprint = self.fields | {
             "alpha": alpha.tolist(),
-            "tol": solver.settings.tol,
-            "precision": solver.precision,
+            "tol": self.settings.tol,
+            "precision": self.precision,
             "gram": "on_the_fly" if operator.gram is None else "stored",
             "rhs": hashlib.sha256(np.ascontiguousarray(values).data.cast("B")).hexdigest(),
             "in_plane": in_plane,
         }
         checkpoint = Checkpoint(place(store, "state"), key_of(fingerprint), durable=work.durable)
-        trace = work.trace("conjugate gradients", solver.settings.tol, alpha)
-        mixed = solver.precision == "mixed"
+        trace = work.trace("conjugate gradients", self.settings.tol, alpha)
+        mixed = self.precision == "mixed"
         stored = operator.gram is not None and operator.kernel is not None
         is_approximate = mixed or stored
         phase = "residual" if is_approximate else "multiply"
@@ -644,16 +645,16 @@ class PreparedCG:
                 values,
                 alpha,
                 preconditioner,
-                solver.settings,
+                self.settings,
                 start=start,
                 norm=None if mixed else exact.norm,
                 true_multiply=true if is_approximate else None,
                 checkpoint=checkpoint,
                 on_iteration=self._report(rhs.num_columns, trace),
-                is_limit=judged if solver.accept_limit else None,
+                is_limit=judged if self.accept_limit else None,
             )
         except ConvergenceError as exc:
-            if not (solver.float32_factor and exc.stagnated):
+            if not (self.float32_factor and exc.stagnated):
                 raise
             raise ConvergenceError(
                 f"{exc.message}: float32 is no preconditioner at this condition",
@@ -669,7 +670,7 @@ class PreparedCG:
 
     def _report(self, num_columns: int, trace: ResidualTrace) -> Callable[[int, FloatVector], None]:
         """Residuals for the trace, progress in iterations, and the end of an iteration that another way outruns."""
-        settings, work = self.solver.settings, self.workspace
+        settings, work = self.settings, self.workspace
         flops = 2.0 * self.operator.grid.n**2 * num_columns
         forecast = Forecast(settings.tol, settings.iterations, work.foreseen)
 
@@ -684,7 +685,7 @@ class PreparedCG:
         return report
 
     def _solution(self, state: CGState, backward: FloatVector, num_products: int, preconditioner: Deferred) -> Solution:
-        relative, tol, t = state.relative_residual, self.solver.settings.tol, len(backward)
+        relative, tol, t = state.relative_residual, self.settings.tol, len(backward)
         converged, begun = bool(state.converged.all()), float(state.history[0].max())
         message = (
             f"conjugate gradients, {state.num_iterations:,} iterations and {num_products:,} products, "
@@ -707,8 +708,8 @@ class PreparedCG:
             missing = int((~state.converged).sum())
             message += f"; NOT CONVERGED to {tol:.1e} in {missing} of {t} targets, which was allowed"
         return Solution(
-            solver="cholesky" if self.solver.float32_factor else "cg",
-            precision="mixed" if self.solver.float32_factor else self.solver.precision,
+            solver="cholesky" if self.float32_factor else "cg",
+            precision="mixed" if self.float32_factor else self.precision,
             converged=converged,
             num_iterations=state.num_iterations,
             relative_residual=relative.tolist(),

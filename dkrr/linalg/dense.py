@@ -58,7 +58,7 @@ from dkrr.linalg.operators import (
 from dkrr.linalg.products import STRIP_ROWS, ArrayRows, Strips, add_strips, block_strips, check_training_rows
 from dkrr.linalg.solution import Solution, no_factor
 from dkrr.tiles import TileGrid
-from dkrr.tiles.blas import is_finite, leading_minor_pivot, potrf, rounded_pivot
+from dkrr.tiles.blas import is_finite, lost_pivot, potrf
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,10 @@ class DenseFactor:
         if not is_finite(a):
             raise DataError(f"the Gram matrix is not finite in {precision}", hint="scale the features")
         n, diagonal = len(a), a.diagonal().astype(np.float64)
-        info = potrf(a)
-        order = 0 if info else rounded_pivot(a, diagonal, alpha, n)
-        if not info and not order:
+        lost = lost_pivot(a, potrf(a), diagonal, alpha, n, system)
+        if lost is None:
             return cls(a)
-        order, pivot = leading_minor_pivot(system(), info) if info else (order, float(a[order - 1, order - 1]) ** 2)
-        where = f"the matrix of {n:,} rows"
-        raise no_factor(where, order - 1, pivot, alpha, precision, n, float(np.abs(diagonal).max()))
+        raise no_factor(f"the matrix of {n:,} rows", 0, lost, alpha, precision, n, diagonal)
 
     @property
     def grid(self) -> TileGrid:

@@ -70,7 +70,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dkrr.engine.tasks import Executor, Key, Node, Progress, RunSummary
+from dkrr.engine.tasks import Key, Node, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, StoreMismatchError
 from dkrr.linalg.catalogue import TakenOver, continue_lineage, factor_fields, key_of
 from dkrr.linalg.gram import TileTask, factor_sample_agrees, gram_owner
@@ -83,7 +83,7 @@ from dkrr.store.chunks import FloatArray
 from dkrr.store.files import join, name_of, parent_of, place, remove_array
 from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileGrid, TileMatrix
-from dkrr.tiles.blas import buffer, gemm_nt, leading_minor_pivot, potrf, rounded_pivot, syrk, trsm_right
+from dkrr.tiles.blas import buffer, gemm_nt, lost_pivot, potrf, syrk, trsm_right
 from dkrr.tiles.store import made
 
 logger = logging.getLogger("dkrr.linalg")
@@ -172,10 +172,8 @@ def factor_tile(task: CholeskyTask, i: int, j: int, part: int | None = None) -> 
     def compute() -> Any:
         # a tile that was wrong may be so because the rows that it kept are
         c, info = _tile(task, i, j, alone=suspect)
-        rounded = 0 if info or i != j else rounded_pivot(c, task.operator.diagonal(j), task.operator.alpha, task.grid.n)
-        if info or rounded:
-            _check_operands(task, i, j)
-            _raise_not_positive_definite(task, j, info, rounded, c)
+        if i == j:
+            _check_pivots(task, j, c, info)
         return c
 
     def write(c: Any) -> None:
@@ -279,21 +277,20 @@ def _check_operands(task: CholeskyTask, i: int, j: int) -> None:
                 raise factor.wrong(row, k, "does not give back the matrix")
 
 
-def _raise_not_positive_definite(task: CholeskyTask, j: int, info: int, rounded: int, c: FloatArray) -> None:
-    """Name the row, the pivot and an alpha that would do; the order is ``info`` where potrf stopped, else ``rounded``.
+def _check_pivots(task: CholeskyTask, j: int, c: FloatArray, info: int) -> None:
+    """Name the row, the pivot and an alpha that would do, unless a stored tile is to blame."""
+    grid, alpha, diagonal = task.grid, task.operator.alpha, task.operator.diagonal(j)
 
-    Where it stopped, the tile is formed once more: potrf destroyed it.
-    """
-    grid, alpha = task.matrix.grid, task.operator.alpha
-    if info:
-        c = buffer("accumulator", grid.shape(j, j), task.matrix.dtype)
-        _update(task, j, j, 0, c)
-        order, pivot = leading_minor_pivot(np.tril(c) + np.tril(c, -1).T, info)
-    else:
-        order, pivot = rounded, float(c[rounded - 1, rounded - 1]) ** 2
-    row, largest = grid.span(j).start + order - 1, float(np.abs(task.operator.diagonal(j)).max())
-    where = f"tile ({j}, {j}) of {task.matrix.location}"
-    raise no_factor(where, row, pivot, alpha, task.matrix.dtype, grid.n, largest)
+    def again() -> FloatArray:
+        tile: FloatArray = buffer("accumulator", grid.shape(j, j), task.matrix.dtype)
+        _update(task, j, j, 0, tile)
+        return np.tril(tile) + np.tril(tile, -1).T
+
+    lost = lost_pivot(c, info, diagonal, alpha, grid.n, again)
+    if lost is not None:
+        _check_operands(task, j, j)
+        where = f"tile ({j}, {j}) of {task.matrix.location}"
+        raise no_factor(where, grid.span(j).start, lost, alpha, task.matrix.dtype, grid.n, diagonal)
 
 
 def _not_finite(task: CholeskyTask, i: int, j: int, c: Any) -> DataError:
@@ -373,23 +370,15 @@ def factor_of_scratch(name: str) -> str | None:
 
 
 def factorise(
-    operator: RidgeOperator,
-    factor: TileMatrix,
-    executor: Executor,
-    progress: Progress | None = None,
-    *,
-    split: Split | None = None,
-    taken: TakenOver | None = None,
+    operator: RidgeOperator, factor: TileMatrix, workspace: Workspace, taken: TakenOver | None = None
 ) -> RunSummary:
-    """Compute every tile of L that is not valid.
+    """Compute every tile of L that is not valid; phase "factorise" of the workspace.
 
     A tile that a reader finds damaged is deleted and computed again, then everything that still misses; so is a tile of
     the stored Gram matrix of a kernel.
 
     Parameters
     ----------
-    split
-        Which sums are split. No byte of the factor depends on it; None takes what is usual for the executor's threads.
     taken
         What earlier factors have of its ragged tiles.
 
@@ -402,9 +391,9 @@ def factorise(
     StoreError
         A tile is damaged again and again.
     """
-    grid, taken = factor.grid, taken or TakenOver()
+    grid, taken, executor = factor.grid, taken or TakenOver(), workspace.executor
     side, workers = grid.num_tiles, executor.num_threads
-    split = usual_split(side, workers) if split is None else split
+    split = workspace.split or usual_split(side, workers)
     num_whole = taken.num_rows // grid.tile_size
     if workers >= 2 and num_whole and 0 < side - num_whole < MANY_BLOCKS * workers:
         split = Split(num_columns=side, num_last=min(4, max(1, side // 6)))
@@ -423,16 +412,16 @@ def factorise(
         task.forget_sums(index[0])
         factor.array.delete(index)
 
-    owners = {factor.location: again, **gram_owner(operator, executor)}
+    owners = {factor.location: again, **gram_owner(operator, workspace)}
     if sums is not None:
         owners[sums.location] = sums.array.delete
     nodes = cholesky_nodes(grid, split, taken.num_rows)
-    summary = repaired(lambda: executor.run("factorise", factor_tile, task, nodes, progress), owners)
+    summary = repaired(lambda: executor.run("factorise", factor_tile, task, nodes, workspace.progress), owners)
     remove_array(beside)
     # what was done is counted in tiles
     summary.num_computed -= sum(len(key) > 2 for key in summary.values)
     summary.num_tasks = grid.num_lower
-    return summary
+    return workspace.record("factorise", summary)
 
 
 def factor_location(store: Any, fields: dict[str, Any]) -> Any:
@@ -475,10 +464,7 @@ class CholeskyFactor:
         with hold_lock(location):
             factor = workspace.matrix(location, operator.grid, precision, fields)
             taken = continue_lineage(operator, factor, "factors", fields, workspace.store)
-            summary = factorise(
-                operator, factor, workspace.executor, workspace.progress, split=workspace.split, taken=taken
-            )
-            workspace.record("factorise", summary)
+            summary = factorise(operator, factor, workspace, taken)
             taken.record(workspace, "factor", operator.grid.n, summary, power=3)
         return cls(operator=operator, factor=factor, workspace=workspace)
 
@@ -552,10 +538,7 @@ class CholeskyFactor:
         # the disk writes what the sweeps read: tiles of the last seconds are on no disk yet, and all are in memory
         with ThreadPoolExecutor(1, thread_name_prefix="dkrr-sync") as thread:
             synced = thread.submit(self.make_durable)
-            blocks = rhs, forward, backward
-            work.record(
-                "solve", substitute("solve", self.factor, blocks, work.executor, work.progress, owners=self.owner)
-            )
+            substitute("solve", self.factor, (rhs, forward, backward), work, self.owner)
             synced.result()
         return backward
 
@@ -566,7 +549,7 @@ class CholeskyFactor:
 
         def again(index: tuple[int, ...]) -> None:
             factor.array.delete(index)
-            work.record("factorise", factorise(operator, factor, work.executor, work.progress, split=work.split))
+            factorise(operator, factor, work)
 
         return {factor.location: again}
 

@@ -39,12 +39,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dkrr.dataset import Dataset, ingest, open_dataset
-from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
+from dkrr.engine.tasks import Node, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, StoreError
 from dkrr.kernels import make_kernel
 from dkrr.linalg.catalogue import TakenOver, gram_fields, key_of
 from dkrr.linalg.operators import RidgeOperator, rows_of
-from dkrr.linalg.workspace import INVERSE_DIAGONAL, MAKER, Owners, keep_for_others, repaired
+from dkrr.linalg.workspace import INVERSE_DIAGONAL, MAKER, Owners, Workspace, keep_for_others
 from dkrr.store.chunks import ChunkArray, FloatArray
 from dkrr.store.files import check_place, full_disk, list_keys, local_root, place, read_json
 from dkrr.tiles import TileGrid, TileMatrix
@@ -274,12 +274,7 @@ def gram_tile(task: TileTask, i: int, j: int) -> bool:
 
 
 def build_gram(
-    operator: RidgeOperator,
-    gram: TileMatrix,
-    executor: Executor,
-    progress: Progress | None = None,
-    *,
-    taken: TakenOver | None = None,
+    operator: RidgeOperator, gram: TileMatrix, workspace: Workspace, taken: TakenOver | None = None
 ) -> RunSummary:
     """Compute every tile of K that is not valid; a tile found damaged is computed again.
 
@@ -290,10 +285,10 @@ def build_gram(
     flops = 2.0 * b * b * (1 if rows is None else rows.open().num_features)
     nodes = [Node(key, (), flops) for key in gram.grid.lower()]
     owners: Owners = {} if operator.kernel is None else {gram.location: gram.array.delete}
-    return repaired(lambda: executor.run("gram", gram_tile, task, nodes, progress), owners)
+    return workspace.run("gram", gram_tile, task, nodes, owners)
 
 
-def gram_owner(operator: RidgeOperator, executor: Executor) -> Owners:
+def gram_owner(operator: RidgeOperator, workspace: Workspace) -> Owners:
     """Computes a tile of the operator's stored Gram matrix again; that of a given matrix nobody can."""
     gram = operator.gram
     if gram is None or operator.kernel is None:
@@ -301,7 +296,7 @@ def gram_owner(operator: RidgeOperator, executor: Executor) -> Owners:
 
     def again(index: tuple[int, ...]) -> None:
         gram.array.delete(index)
-        executor.run("gram", gram_tile, TileTask(operator, gram), [Node(index)])
+        workspace.executor.run("gram", gram_tile, TileTask(operator, gram), [Node(index)])
 
     return {gram.location: again}
 

@@ -94,8 +94,6 @@ class OperatorProduct:
         Of the kernel entries; sums are float64.
     use_gram
         Read stored Gram tiles of a kernel where the operator has them, instead of evaluating it.
-    num_blocks
-        S; None derives it from n, d and the kernel.
     phase
         Name under which progress and figures are reported.
     quiet
@@ -115,7 +113,6 @@ class OperatorProduct:
         *,
         precision: Literal["float64", "float32"] = "float64",
         use_gram: bool = False,
-        num_blocks: int | None = None,
         phase: str = "multiply",
         quiet: bool = False,
     ) -> None:
@@ -125,7 +122,7 @@ class OperatorProduct:
         self.stored = operator.gram is not None and (use_gram or operator.kernel is None)
         kernel, tile_size = (None, operator.grid.tile_size) if self.stored else (operator.known()[0], None)
         entry = entry_nanoseconds(kernel, operator.num_features)
-        self.blocks = super_blocks(operator.grid.n, entry, tile_size, num_blocks)
+        self.blocks = super_blocks(operator.grid.n, entry, tile_size)
         self.root = operator.root_weights()
         self.num_products = 0
         self.row_sums: FloatMatrix | None = None
@@ -197,7 +194,7 @@ class OperatorProduct:
                 workspace=self.workspace,
                 store=self.scratch,
                 site="multiply.pair",
-                owners=gram_owner(self.operator, self.workspace.executor),
+                owners=gram_owner(self.operator, self.workspace),
                 quiet=self.quiet,
             ).consume(add)
         if self.root is not None:

@@ -63,7 +63,6 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -106,7 +105,7 @@ from dkrr.linalg.primal_passes import CentreFeatures, DatasetRows, FeatureRows, 
 from dkrr.linalg.products import Precision, is_nonnegative
 from dkrr.linalg.solution import IterativeSettings, NystromSettings, Solution
 from dkrr.linalg.workspace import BARE_BYTES, BASELINE_BYTES, Workspace, check_task_memory, resumable_folder
-from dkrr.store.files import place, remove_array, storage_errors
+from dkrr.store.files import place, storage_errors
 from dkrr.tiles.blas import potrf
 
 CANDIDATE_BYTES = 1 << 30
@@ -654,17 +653,11 @@ def nystrom_leave_one_out(
         coef = triangle.reduced(coefficients[order])
     else:
         coef = triangle.solve(kernel.block(points[order], points) @ coefficients, transposed=False)
-    scratch = place(workspace.store, "scratch", uuid.uuid4().hex + ".zarr")
-    features, rows = (
-        CentreFeatures(kernel, points[order], triangle.square),
-        DatasetRows(rows_of(dataset, kernel), in_place=False),
-    )
-    try:
-        with single_blas_thread():
-            source = FeatureRows(features, rows, workspace, scratch, phase="leverage")
-            equations = Equations.of(source, intercept is not None)
-            shift, centring = equations.source.shift, equations.source.centring
-            about = (np.zeros(coef.shape[1]) if intercept is None else intercept) - offset_of(centring)
-            return left_out(equations, coef, about if shift is None else about + shift @ coef, wanted)
-    finally:
-        remove_array(scratch)
+    features = CentreFeatures(kernel, points[order], triangle.square)
+    rows = DatasetRows(rows_of(dataset, kernel), in_place=False)
+    with workspace.scratch() as scratch, single_blas_thread():
+        source = FeatureRows(features, rows, workspace, scratch, phase="leverage")
+        equations = Equations.of(source, intercept is not None)
+        shift, centring = equations.source.shift, equations.source.centring
+        about = (np.zeros(coef.shape[1]) if intercept is None else intercept) - offset_of(centring)
+        return left_out(equations, coef, about if shift is None else about + shift @ coef, wanted)

@@ -80,7 +80,6 @@ import contextlib
 import hashlib
 import logging
 import math
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -97,7 +96,7 @@ from dkrr.linalg.catalogue import gram_fields
 from dkrr.linalg.cg import Preconditioner
 from dkrr.linalg.operators import Floats, Indices, RidgeOperator
 from dkrr.linalg.solution import IterativeSettings
-from dkrr.linalg.workspace import Operand, Operands, Owners, Pass, Workspace, is_here, repaired
+from dkrr.linalg.workspace import Operands, Owners, Pass, Workspace, repaired
 from dkrr.store.chunks import ChunkArray
 from dkrr.store.files import place, remove_array
 from dkrr.store.lease import hold_lock
@@ -716,18 +715,13 @@ class LowRank(Preconditioner):
         panels, grid, work, t = self.panels, self.panels.grid, self._applies, r.shape[1]
         if not panels.rank or not t:
             return np.asarray(r / shifts)
-        # a new name for each application: a task that was thought lost never touches the vectors of another one
-        scratch = place(self.workspace.store, "scratch", f"{uuid.uuid4().hex}.zarr")
-        chunks = range(grid.num_tiles)
-        vectors = Operand.of(None if is_here(work) else scratch, "r", [r[grid.span(c)] for c in chunks])
+        vectors = {"r": [r[grid.span(c)] for c in range(grid.num_tiles)]}
         step = partial(
             Pass,
             "apply",
             explain=lambda _: NumericalError("a preconditioned residual is not finite", hint="scale the targets"),
-            flops=[2.0 * grid.rows(c) * panels.rank * t for c in chunks],
-            shared={"r": vectors},
+            flops=[2.0 * grid.rows(c) * panels.rank * t for c in range(grid.num_tiles)],
             workspace=work,
-            store=scratch,
             owners=self._owners,
             quiet=True,
         )
@@ -736,13 +730,10 @@ class LowRank(Preconditioner):
         def add(c: int, part: Floats) -> None:
             z[grid.span(c)] = part[: grid.rows(c)]
 
-        try:
-            with single_blas_thread():
-                vectors.write()
-                total = step(compute=panels.project, shape=(t, panels.rank), operands={}).sum()
-                y = {"y": [self._small.solve(total.T, shifts)]}
-                step(compute=partial(panels.correct, shifts), shape=(grid.tile_size, t), operands=y).consume(add)
-        finally:
-            if not is_here(work):
-                remove_array(scratch)
+        folder = contextlib.nullcontext("") if work is None else work.scratch()
+        with folder as store, single_blas_thread():
+            total = step(compute=panels.project, shape=(t, panels.rank), operands=vectors, store=store).sum()
+            both = vectors | {"y": [self._small.solve(total.T, shifts)]}
+            compute = partial(panels.correct, shifts)
+            step(compute=compute, shape=(grid.tile_size, t), operands=both, store=store).consume(add)
         return z

@@ -303,8 +303,11 @@ def is_nonnegative(kernel: Kernel | None) -> bool:
     return isinstance(kernel, RBF | Laplacian | Matern | Chi2 | Constant)
 
 
-def super_blocks(n: int, entry_ns: float, tile_size: int | None = None, num_blocks: int | None = None) -> TileGrid:
+def super_blocks(n: int, entry_ns: float, tile_size: int | None = None) -> TileGrid:
     """Partition of n rows into S super-blocks of equal size (the last one is smaller).
+
+    S is 2, 4, 6 or 8 while pairs last 15 ms and more, and up to 64 while they last 150 ms; super-blocks have at most
+    16,384 rows.
 
     Parameters
     ----------
@@ -312,14 +315,11 @@ def super_blocks(n: int, entry_ns: float, tile_size: int | None = None, num_bloc
         From :func:`entry_nanoseconds`.
     tile_size
         Super-blocks are whole numbers of tiles of this edge.
-    num_blocks
-        S; None takes 2, 4, 6 or 8 while pairs last 15 ms and more, and up to 64 while they last 150 ms. Super-blocks
-        have at most 16,384 rows whatever S is.
     """
     short = n * math.sqrt(entry_ns / SHORT_PAIR_NANOSECONDS)
     few = min(MIN_SIDE, 2 * math.ceil(short / 2)) if short > 1 else 1
     many = min(MAX_SIDE, round(n * math.sqrt(entry_ns / LONG_PAIR_NANOSECONDS)))
-    side = min(n, max(1, few, many, -(-n // MAX_TILE_SIZE)) if num_blocks is None else num_blocks)
+    side = min(n, max(1, few, many, -(-n // MAX_TILE_SIZE)))
     if tile_size is None:
         return TileGrid(n, min(-(-n // side), MAX_TILE_SIZE))
     num_tiles = -(-n // tile_size)

@@ -131,14 +131,15 @@ def backward_error_bar(n: int, precision: str) -> float:
 
 
 def no_factor(
-    where: str, row: int, pivot: float, alpha: float, dtype: Any, n: int, largest: float
+    where: str, first: int, lost: tuple[int, float], alpha: float, dtype: Any, n: int, diagonal: NDArray[Any]
 ) -> NotPositiveDefiniteError:
     """The error for a matrix of n rows that has no Cholesky factor, with an alpha that would do.
 
-    Rounding is that of the ``largest`` diagonal entry, not of what is left at the pivot.
+    ``lost`` is that of :func:`~dkrr.tiles.blas.lost_pivot`, counted from row ``first``. Rounding is that of the largest
+    entry of the ``diagonal``, not of what is left at the pivot.
     """
-    eps = _EPS[np.dtype(dtype).name]
-    suggested = alpha + (10 * max(abs(pivot), n * eps * largest) or eps)
+    eps, row, pivot = _EPS[np.dtype(dtype).name], first + lost[0] - 1, lost[1]
+    suggested = alpha + (10 * max(abs(pivot), n * eps * float(np.abs(diagonal).max())) or eps)
     return NotPositiveDefiniteError(
         f"{where} is not positive definite at row {row:,} (pivot {pivot:.2g}, alpha {alpha:.3g}, {np.dtype(dtype)})",
         hint=f"raise alpha to at least {suggested:.1g}, or remove duplicated rows; an indefinite kernel has no "

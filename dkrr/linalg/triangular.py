@@ -53,10 +53,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dkrr.engine.tasks import Executor, Key, Node, Progress, RunSummary
+from dkrr.engine.tasks import Key, Node
 from dkrr.errors import DamagedChunkError, DataError, MemoryBudgetError, NumericalError
 from dkrr.linalg.operators import MAX_BLOCK_COLUMNS, BlockColumns, FloatVector
-from dkrr.linalg.workspace import BASELINE_BYTES, INVERSE_DIAGONAL, Owners, repaired
+from dkrr.linalg.workspace import BASELINE_BYTES, INVERSE_DIAGONAL, Owners, Workspace, repaired
 from dkrr.store.chunks import FloatArray
 from dkrr.store.files import place, remove_array
 from dkrr.tiles import TileGrid, TileMatrix
@@ -239,34 +239,26 @@ def substitute(
     phase: str,
     factor: TileMatrix,
     blocks: tuple[BlockColumns, BlockColumns, BlockColumns],
-    executor: Executor,
-    progress: Progress | None = None,
+    workspace: Workspace,
+    owners: Owners,
     *,
-    num_steps: int | None = None,
     verify: bool = True,
-    owners: Owners | None = None,
-) -> RunSummary:
+) -> None:
     """z = L^-1 rhs and u = L^-T z.
 
     Parameters
     ----------
     blocks
         rhs, z and u; the last two are written.
-    num_steps
-        P; None means :func:`choose_num_steps`.
     verify
         Whether the checksums of tiles are compared.
-    owners
-        Compute tiles of the factor again.
     """
-    if num_steps is None:
-        itemsize = factor.dtype.itemsize
-        num_steps = choose_num_steps(factor.grid, itemsize, blocks[0].num_columns, executor.num_threads)
+    itemsize, threads = factor.dtype.itemsize, workspace.executor.num_threads
+    num_steps = choose_num_steps(factor.grid, itemsize, blocks[0].num_columns, threads)
     task = Sweeps(factor, *blocks, num_steps, verify)
-    summary = repaired(lambda: executor.run(phase, sweep_task, task, sweep_nodes(task), progress), owners or {})
+    workspace.run(phase, sweep_task, task, sweep_nodes(task), owners)
     for sweep in (FORWARD, BACKWARD):
         remove_array(place(task.ends(sweep)[1].array.store, task.sums_path(sweep)))
-    return summary
 
 
 def solve_rows(

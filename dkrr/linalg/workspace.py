@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from dkrr.engine.cluster import memory_limit_of
 from dkrr.engine.machine import single_blas_thread
-from dkrr.engine.tasks import Executor, InProcessExecutor, Node, Progress, RunSummary, run_task
+from dkrr.engine.tasks import Executor, InProcessExecutor, Node, Progress, RunSummary, TaskFunction, run_task
 from dkrr.errors import (
     DamagedChunkError,
     DataError,
@@ -177,6 +177,23 @@ class Workspace:
                 remove_array(location)
                 return True
         return False
+
+    @contextmanager
+    def scratch(self) -> Iterator[str]:
+        """A location of the store for what one computation exchanges with its tasks; gone at the end.
+
+        Nobody else has the name: workers that were given up and come back write where nobody reads.
+        """
+        location = place(self.store, "scratch", f"{uuid.uuid4().hex}.zarr")
+        try:
+            yield location
+        finally:
+            remove_array(location)
+
+    def run(self, phase: str, function: TaskFunction, task: Any, nodes: Sequence[Node], owners: Owners) -> RunSummary:
+        """Run tasks to the end, make again what they find damaged, and add the figures to those of the phase."""
+        summary = repaired(lambda: self.executor.run(phase, function, task, nodes, self.progress), owners)
+        return self.record(phase, summary)
 
     def record(self, phase: str, summary: RunSummary) -> RunSummary:
         """Add the figures of a phase."""
@@ -386,8 +403,8 @@ class Pass:
         Of every part. The longest are run, and added, first: short ones at the end even out what workers do.
     shape
         Of each part.
-    operands, shared
-        What ``compute`` reads, by name; ``shared`` has been written and serves other passes too.
+    operands
+        What ``compute`` reads, by name.
     workspace, store
         Who runs the tasks, and the location below which everything travels; None for this process.
     folder, parts
@@ -411,7 +428,6 @@ class Pass:
         shape: tuple[int, ...],
         *,
         operands: Mapping[str, Sequence[FloatMatrix]],
-        shared: Operands | None = None,
         workspace: Workspace | None = None,
         store: Any = "",
         folder: str = "",
@@ -430,8 +446,10 @@ class Pass:
         self.folder = folder or f"{name}-{uuid.uuid4().hex}"
         self.array = ChunkArray(store, f"{self.folder}/{parts}", (len(flops) * shape[0], *shape[1:]), shape, "float64")
         where = None if self.is_here else store
-        own = {key: Operand.of(where, f"{self.folder}/{key}", matrices) for key, matrices in operands.items()}
-        self.operands, self.unwritten = {**own, **(shared or {})}, list(own.values())
+        self.operands: Operands = {
+            key: Operand.of(where, f"{self.folder}/{key}", matrices) for key, matrices in operands.items()
+        }
+        self.unwritten = list(self.operands.values())
 
     def __getstate__(self) -> dict[str, Any]:
         """What a task needs."""

@@ -19,7 +19,6 @@ finds its factor in its store, or makes one for the time being where it has no s
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -67,7 +66,7 @@ from dkrr.linalg.workspace import Workspace, choose_gram
 from dkrr.models.model import Model
 from dkrr.models.uncertainty import OTHER_SOLVERS
 from dkrr.models.validation import check_alpha, check_target_sizes
-from dkrr.store.files import at_present, check_space, full_disk, place, remove_array
+from dkrr.store.files import at_present, check_space, full_disk
 from dkrr.tiles import TileMatrix
 
 logger = logging.getLogger("dkrr.tiled")
@@ -706,14 +705,11 @@ def _checked_ones(factor: CholeskyFactor, diagonal: Floats) -> Floats:
     operator, work = factor.operator, factor.workspace
     grid = operator.grid
     rows = np.unique(np.linspace(0, grid.n - 1, NUM_CHECKED).astype(np.int64))
-    scratch = place(work.store, "scratch", uuid.uuid4().hex + ".zarr")
-    try:
+    with work.scratch() as scratch:
         rhs = BlockColumns.create(scratch, "rhs", grid, 1 + len(rows), "float64")
         rhs.fill(np.hstack([operator.normal()[:, None], np.arange(grid.n)[:, None] == rows]))
         u = factor.solve(rhs)[0]
         solved = u.whole()
-    finally:
-        remove_array(scratch)
     error = np.abs(solved[rows, 1 + np.arange(len(rows))] / diagonal[rows] - 1)
     if not error.max() <= CHECK_BAR[factor.factor.array.dtype]:
         forget_inverse_diagonal(factor)

@@ -21,6 +21,7 @@ import ctypes
 import math
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -271,6 +272,26 @@ def leading_minor_pivot(a: FloatArray, k: int) -> tuple[int, float]:
             return k, min(0.0, float(a[k - 1, k - 1]) - float(np.sum(np.square(row))))
         k = earlier
     return 1, float(a[0, 0])
+
+
+def lost_pivot(
+    lower: FloatArray, info: int, diagonal: FloatArray, alpha: float, n: int, again: Callable[[], FloatArray]
+) -> tuple[int, float] | None:
+    """The order of a leading minor of A that is not positive definite, and its pivot; None where all pivots are good.
+
+    Parameters
+    ----------
+    lower, info
+        What potrf made of A, or of a diagonal tile, and its answer.
+    diagonal, alpha, n
+        See :func:`rounded_pivot`.
+    again
+        Gives the matrix once more, both triangles: potrf destroyed it.
+    """
+    if info:
+        return leading_minor_pivot(again(), info)
+    order = rounded_pivot(lower, diagonal, alpha, n)
+    return (order, float(lower[order - 1, order - 1]) ** 2) if order else None
 
 
 # in eps: squared distances from products, of rows up to 24 lengths from the origin

@@ -93,7 +93,7 @@ def factorisation(problem: Problem, scratch: str) -> dict[str, Any]:
     from dkrr.kernels import make_kernel
     from dkrr.linalg.direct import factorise
     from dkrr.linalg.operators import RidgeOperator, rows_of
-    from dkrr.linalg.workspace import choose_tile_size
+    from dkrr.linalg.workspace import Workspace, choose_tile_size
     from dkrr.tiles import TileGrid, TileMatrix
 
     n, d = problem.n, problem.d
@@ -115,7 +115,7 @@ def factorisation(problem: Problem, scratch: str) -> dict[str, Any]:
             return float(sum(client.gather(futures)))
 
         before, began = rate(), time.perf_counter()
-        factorise(operator, factor, executor)
+        factorise(operator, factor, Workspace("", executor))
         seconds = time.perf_counter() - began
         gemm, own = (before + rate()) / 2, n**3 / 3 / seconds
     assert not factor.missing()

@@ -14,6 +14,7 @@ from dkrr.kernels import make_kernel
 from dkrr.linalg.direct import factorise
 from dkrr.linalg.gram import build_gram
 from dkrr.linalg.operators import RidgeOperator, rows_of
+from dkrr.linalg.workspace import Workspace
 from dkrr.tiles import TileGrid, TileMatrix
 from tests.faults import InTurn
 
@@ -54,14 +55,14 @@ def dense(system: RidgeOperator, dataset: Dataset) -> np.ndarray:
 def gram_of(system: RidgeOperator, store: Any, **attributes: Any) -> TileMatrix:
     """The Gram matrix of an operator."""
     gram = TileMatrix.create(str(store), system.grid, dtype="float64", **attributes)
-    build_gram(system, gram, InProcessExecutor())
+    build_gram(system, gram, Workspace("", InProcessExecutor()))
     return gram
 
 
 def factor_of(system: RidgeOperator, store: Any, dtype: str = "float64", **attributes: Any) -> TileMatrix:
     """The factor of an operator."""
     factor = TileMatrix.create(str(store), system.grid, dtype=dtype, **attributes)
-    factorise(system, factor, InProcessExecutor())
+    factorise(system, factor, Workspace("", InProcessExecutor()))
     return factor
 
 

@@ -65,17 +65,6 @@ def test_the_tolerance_is_relative_to_each_column() -> None:
     assert ((found <= 1e-6) & (found > 1e-9)).all()
 
 
-@pytest.mark.parametrize("zero", [[1, 3], [0, 1, 2, 3, 4]])
-def test_zero_targets_are_done_at_once(zero: list[int]) -> None:
-    system = System()
-    system.rhs[:, zero] = 0.0
-    result = system.solve()
-    assert result.converged.all()
-    assert not result.x[:, zero].any()
-    assert not result.iterations[zero].any()
-    assert max(system.columns, default=0) == 5 - len(zero)
-
-
 # --- true residuals ---------------------------------------------------------------------------------------------------
 
 
@@ -152,20 +141,6 @@ def test_what_cannot_be_solved_is_named(what: str, error: type[Exception], messa
 # --- where to begin ---------------------------------------------------------------------------------------------------
 
 
-def test_a_good_start_saves_products() -> None:
-    system = System()
-    first = system.solve()
-    cold, start = len(system.columns), first.x * (1 + 1e-5 * np.random.default_rng(0).standard_normal(first.x.shape))
-    kept = start.copy()
-    second = system.solve(start=start)
-    assert len(system.columns) < 1.8 * cold
-    assert np.array_equal(start, kept), "the start is the caller's"
-    assert (system.residual(second.x) <= 1e-8).all()
-    system.columns.clear()
-    assert np.array_equal(system.solve(start=first.x).x, first.x)
-    assert len(system.columns) == 1, "a start that is the answer costs one product"
-
-
 def forecast(residuals: list[float], foreseen: Foreseen | None = None, limit: int = 1000) -> Forecast:
     found = Forecast(1e-8, limit, foreseen, count(0, 2).__next__)  # two seconds an iteration
     for number, value in enumerate(residuals, 1):
@@ -178,11 +153,6 @@ PLAN = Foreseen(low=2, high=8)
 
 def falling(number: int, rate: float = 0.5) -> list[float]:
     return [rate**k for k in range(1, number + 1)]
-
-
-@pytest.mark.parametrize("number", [5, 12, 20])
-def test_a_steady_fall_tells_the_end(number: int) -> None:
-    assert forecast(falling(number)).total == pytest.approx(np.log(1e-8) / np.log(0.5), abs=1)
 
 
 def test_the_plan_speaks_before_the_residuals() -> None:

@@ -21,7 +21,7 @@ from dkrr.linalg.products import ArrayRows
 from dkrr.linalg.solution import Solution
 from dkrr.models.model import Model
 from dkrr.store.files import write_json
-from tests.faults import DAMAGES, objects_in_memory, swap
+from tests.faults import DAMAGES, swap
 from tests.linalg.helpers import dense, factor_of, gram_of, operator, rows, snapshot
 
 
@@ -67,9 +67,6 @@ def test_a_lazy_symmetric_matrix_whose_tiles_are_stored_once(tmp_path: Path) -> 
     np.testing.assert_array_equal(full, again)
     np.testing.assert_array_equal(corner, full[:64, 64:128])
     np.testing.assert_allclose(full, dkrr.make_kernel("rbf", gamma=0.3)(x, x), atol=1e-13)
-
-
-__all__ = ["objects_in_memory"]
 
 
 # --- samples ----------------------------------------------------------------------------------------------------------

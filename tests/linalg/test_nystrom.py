@@ -14,7 +14,6 @@ from dkrr.dataset import Dataset, ingest
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import (
     ConvergenceError,
-    DataError,
     ParameterError,
     PlanRefusedError,
 )
@@ -22,7 +21,7 @@ from dkrr.kernels import Kernel, make_kernel
 from dkrr.linalg import centres
 from dkrr.linalg import nystrom as nystrom
 from dkrr.linalg import workspace as passes
-from dkrr.linalg.nystrom import NystromResult, fit_nystrom, nystrom_leave_one_out
+from dkrr.linalg.nystrom import NystromResult, fit_nystrom
 from dkrr.linalg.solution import IterativeSettings, NystromSettings
 from dkrr.linalg.workspace import Workspace
 from tests.linalg.helpers import rows
@@ -162,17 +161,6 @@ def test_a_smooth_kernel_whose_matrix_is_numerically_singular(tmp_path: Path, ga
     assert ("as small as rounding allows" in result.solution.message) == (max(result.solution.relative_residual) > 2e-8)
 
 
-def test_leave_one_out_is_that_of_the_hat_matrix(tmp_path: Path) -> None:
-    dataset = rows(tmp_path, n=300, t=2)
-    result, (x, y, _) = fit(tmp_path, dataset, 40), values(dataset)
-    b, k = (reference_kernel(RBF.to_dict(), a, result.centres) for a in (x, result.centres))
-    hat = b @ np.linalg.solve(b.T @ b + 1e-2 * k, b.T)
-    work = Workspace(str(tmp_path / "store"), InProcessExecutor())
-    given = dataset, RBF, result.centres, result.dual_coef, (1e-2,), work
-    found = nystrom_leave_one_out(*given, center=result.center, intercept=None)
-    np.testing.assert_allclose(found.residuals, (y - hat @ y) / (1 - np.diag(hat))[:, None], rtol=0, atol=1e-7)
-
-
 # --- what must not matter ---------------------------------------------------------------------------------------------
 
 
@@ -240,12 +228,6 @@ def test_parameters_that_cannot_be(tmp_path: Path, m: int, parameters: dict[str,
     dataset = rows(tmp_path, n=900, t=2)
     with pytest.raises(ParameterError, match=message):
         fit(tmp_path, dataset, m, **parameters)
-
-
-def test_a_kernel_that_is_zero_on_the_centres(tmp_path: Path) -> None:
-    dataset = ingest(np.zeros((50, 2)), tmp_path / "rows.zarr", y=np.ones(50))
-    with pytest.raises(DataError, match="is zero on all 10 centres"):
-        fit(tmp_path, dataset, 10, make_kernel("linear").resolve(2))
 
 
 def test_workers_that_are_too_small_are_refused_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from dkrr.linalg.primal import fit_primal, primal_leave_one_out, stored_source
 from dkrr.linalg.solution import IterativeSettings, NystromSettings
 from dkrr.linalg.triangular import inverse_diagonal
 from dkrr.linalg.workspace import Workspace
+from dkrr.tiles import TileGrid
 from tests.faults import Spoiling, Twice, chunk_files, failing_at, flip, times
 from tests.linalg.helpers import operator
 from tests.linalg.test_primal import data
@@ -46,7 +47,7 @@ def nystrom(dataset: Dataset, workspace: Workspace) -> Any:
 def product(dataset: Dataset, workspace: Workspace) -> Any:
     scratch = f"{workspace.store}/solves"
     v = np.random.default_rng(1).standard_normal((dataset.num_rows, 3))
-    return OperatorProduct(operator(dataset), workspace, scratch, num_blocks=4)(v)
+    return OperatorProduct(operator(dataset), workspace, scratch)(v)
 
 
 def leverages(dataset: Dataset, workspace: Workspace) -> Any:
@@ -93,9 +94,9 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
     """Rows of which every pass has several ranges."""
     monkeypatch.setattr("dkrr.linalg.workspace.MIN_TASK_ENTRIES", 1)
     monkeypatch.setattr("dkrr.linalg.primal_passes.TASK_SECONDS", 1e-9)
+    monkeypatch.setattr("dkrr.linalg.matmul.super_blocks", lambda n, *_: TileGrid(n, -(-n // 4)))
     # operands and parts travel through the store as they do to workers
     monkeypatch.setattr("dkrr.linalg.workspace.is_here", lambda workspace: workspace is None)
-    monkeypatch.setattr("dkrr.linalg.centres.is_here", lambda workspace: workspace is None)
     x, y, weight = data(n=2100, weights=True)
     return ingest(x, tmp_path / "rows.zarr", y=y, sample_weight=weight, rows_per_chunk=1024)
 

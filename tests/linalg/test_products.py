@@ -17,6 +17,7 @@ from dkrr.linalg.matmul import OperatorProduct, residual_norms, sampled_row_sums
 from dkrr.linalg.operators import BlockColumns
 from dkrr.linalg.products import kernel_product
 from dkrr.linalg.workspace import Workspace
+from dkrr.tiles import TileGrid
 from tests.faults import DAMAGES, Twice
 from tests.laws import check_products
 from tests.linalg.helpers import Apart, dense, gram_of, operator, rows
@@ -110,21 +111,21 @@ def assert_product(found: np.ndarray, a: np.ndarray, v: np.ndarray, eps: float =
 
 
 @pytest.mark.parametrize("kernel", ["rbf", "laplacian", "poly", "given"])
-@pytest.mark.parametrize(
-    ("n", "num_blocks", "t"), [(1, None, 1), (7, 3, 5), (250, None, 300), (250, 4, 1), (700, 2, 3)]
-)
+@pytest.mark.parametrize(("n", "num_blocks", "t"), [(1, 0, 1), (7, 3, 5), (250, 0, 300), (250, 4, 1), (700, 2, 3)])
 def test_products_in_every_shape(
-    tmp_path: Path, kernel: str, n: int, num_blocks: int | None, t: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kernel: str, n: int, num_blocks: int, t: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through memory and through the store, tasks run twice, blocks of a super-block: the same bits."""
     monkeypatch.setattr("dkrr.linalg.matmul.BLOCK_ROWS", 100)
+    if num_blocks and kernel != "given":
+        monkeypatch.setattr("dkrr.linalg.matmul.super_blocks", lambda n, *_: TileGrid(n, -(-n // num_blocks)))
     dataset = rows(tmp_path, n=n, weights=n > 1)
     system = operator(dataset, alpha=0.0, kernel="linear" if kernel == "given" else kernel)
     a, v, answers = dense(system, dataset), np.random.default_rng(1).standard_normal((n, t)), []
     if kernel == "given":
         system = replace(system, gram=gram_of(system, tmp_path / "K.zarr"), kernel=None)
     for executor in (InProcessExecutor(), Apart(), Twice()):
-        product = product_of(system, executor, tmp_path / "scratch", num_blocks=num_blocks)
+        product = product_of(system, executor, tmp_path / "scratch")
         answers.append(product(v))
         assert_product(product.exact(v), a, v)
         np.testing.assert_allclose(product.row_sums, np.abs(a).sum(axis=1), rtol=1e-12)
@@ -165,11 +166,12 @@ def test_damaged_tiles(tmp_path: Path, damage: str) -> None:
     assert path.read_bytes() == whole
 
 
-def test_on_workers_it_has_the_same_bits(tmp_path: Path, cluster_client: Any) -> None:
+def test_on_workers_it_has_the_same_bits(tmp_path: Path, cluster_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dkrr.linalg.matmul.super_blocks", lambda n, *_: TileGrid(n, 225))
     system = operator(rows(tmp_path, n=900, weights=True), alpha=0.1)
     v = np.random.default_rng(1).standard_normal((900, 3))
     here, there = (
-        product_of(system, executor, tmp_path / "scratch", num_blocks=4)
+        product_of(system, executor, tmp_path / "scratch")
         for executor in (InProcessExecutor(), DaskExecutor(cluster_client))
     )
     assert np.array_equal(there(v), here(v))

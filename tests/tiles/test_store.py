@@ -8,7 +8,7 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dkrr.errors import DamagedChunkError, ParameterError
+from dkrr.errors import ParameterError
 from dkrr.tiles import TileGrid, TileMatrix
 
 
@@ -35,15 +35,6 @@ def test_tiles_round_trip_without_their_padding(tmp_path: Path, n: int, b: int, 
     assert stored.shape == (b, b)
     assert np.isnan(stored[-(-n % b) or b :]).all()
     assert TileMatrix.open(store) == matrix
-
-
-def test_missing_tiles_are_named_and_never_zero(tmp_path: Path) -> None:
-    matrix, _ = filled(str(tmp_path), 10, 4)
-    matrix.delete(1, 0)
-    assert matrix.missing() == [(1, 0)]
-    assert not matrix.is_valid(1, 0)
-    with pytest.raises(DamagedChunkError, match="missing"):
-        matrix.read(1, 0)
 
 
 @given(n=st.integers(1, 60), b=st.integers(1, 70))
