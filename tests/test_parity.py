@@ -39,16 +39,14 @@ def reference() -> np.ndarray:
     return KernelRidge(**REFERENCE).fit(X, Y, sample_weight=WEIGHT).dual_coef_
 
 
-@pytest.mark.parametrize("tile_size", [31, 202, 402, 403, 1000])
+@pytest.mark.parametrize("tile_size", [31, 402, 403])
 def test_tile_size_does_not_matter(tile_size: int, reference: np.ndarray) -> None:
     fit = KernelRidge(**REFERENCE, tile_size=tile_size).fit(X, Y, sample_weight=WEIGHT)
     assert_same(fit.dual_coef_, reference, 1e-10)
 
 
 @pytest.mark.parametrize(
-    "change",
-    [np.asfortranarray, lambda a: a.astype(">f8"), lambda a: np.repeat(a, 2, axis=1)[:, ::2], lambda a: a[::-1][::-1]],
-    ids=["Fortran", "big-endian", "every other column", "negative strides"],
+    "change", [np.asfortranarray, lambda a: a[::-1].astype(">f8")[::-1]], ids=["Fortran", "big-endian"]
 )
 def test_memory_order_does_not_matter(change: Any, tmp_path: Path) -> None:
     plain = KernelRidge(**REFERENCE, tile_size=TILE).fit(X, Y)

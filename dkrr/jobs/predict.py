@@ -44,7 +44,7 @@ from dkrr.jobs.run_directory import utc_now
 from dkrr.linalg.leave_one_out import IntervalMethod
 from dkrr.linalg.loss import log_probabilities
 from dkrr.models.model import BLOCK_ROWS, Model, load_model
-from dkrr.models.prediction import needs_workers, predict_dataset, predict_variance, score_dataset
+from dkrr.models.prediction import needs_workers, predict_dataset, score_dataset
 from dkrr.store.documents import content_digest, manifest_digest
 from dkrr.store.files import (
     children,
@@ -500,7 +500,7 @@ def _predicted(
         with executor_of_size(model, 0 if extras.needs_variance else dataset.num_rows) as executor:
             values, _ = predict_dataset(model, dataset, result, executor, progress)
             if extras.needs_variance:
-                variances = predict_variance(model, dataset, result, executor, progress)[0]
+                variances, _ = predict_dataset(model, dataset, result, executor, progress, phase="variance")
     except DataError:  # these rows stay as bad as they are, there is nothing to continue
         remove_array(work)
         raise

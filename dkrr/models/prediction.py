@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -232,9 +232,6 @@ def predict_dataset(
     dataset.verify()  # chunks of rows that changed places pass their checksums; one pass is little beside predicting
     nodes = [Node((i,), (), flops * result.rows_per_chunk) for i in range(-(-m // result.rows_per_chunk))]
     return result, executor.run(said or phase, predict_block_task, task, nodes, progress)
-
-
-predict_variance = partial(predict_dataset, phase="variance")
 
 
 @dataclass(frozen=True)
