@@ -376,15 +376,6 @@ def test_ones_are_predicted_as_one_whatever_alpha_and_weights(way: str, alpha: f
     assert est.intercept_[0] == pytest.approx(1, abs=1e-14)
 
 
-def test_an_intercept_is_not_shrunk() -> None:
-    y = X @ np.array([1.0, -2.0, 0.5, 0.0, 0.0]) + 9.0
-    for alpha in (1e-3, 10.0, 1e3, 1e9):
-        ridge = Ridge(alpha=alpha).fit(X, y, sample_weight=WEIGHT)
-        est = KernelRidge(alpha=alpha, kernel="linear", fit_intercept=True).fit(X, y, sample_weight=WEIGHT)
-        assert est.intercept_ == pytest.approx(ridge.intercept_, rel=1e-9)
-        np.testing.assert_allclose(est.predict(Z), ridge.predict(Z), rtol=1e-8)
-
-
 # --- the primal solver ------------------------------------------------------------------------------------------------
 
 N, D = 240, 5

@@ -33,8 +33,6 @@ MORE = {
     "quantile": KernelQuantileRegressor(),
     "huber": KernelHuberRegressor(),
     "rbf": KernelRidge(kernel="rbf", alpha=0.1),
-    "poly": KernelRidge(kernel="poly"),
-    "matern": KernelRidge(kernel="matern", kernel_params={"nu": 1.5}),
     "chi2": KernelRidge(kernel="chi2", gamma=0.5),
     "tiles": KernelRidge(kernel="rbf", tile_size=32),
     "precomputed": KernelRidge(kernel="precomputed"),

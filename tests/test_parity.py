@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from distributed import Client
-from sklearn.kernel_ridge import KernelRidge as DenseKernelRidge
 
 from dkrr import KernelRidge
 from dkrr.engine.cluster import local_cluster
@@ -21,37 +20,12 @@ WEIGHT = RNG.uniform(0.1, 2, N) * (np.arange(N) % 6 > 0)
 Z = RNG.random((91, 6))
 RTOL = 1e-8
 
-KERNELS: dict[str, dict[str, Any]] = {
-    "linear": {},
-    "poly": {"gamma": 0.7, "degree": 3, "coef0": 1.3},
-    "rbf": {"gamma": 0.9},
-    "rbf, gamma by default": {},
-    "laplacian": {"gamma": 0.4},
-    "cosine": {},
-    "chi2": {"gamma": 0.8},
-}
-
 
 def assert_same(actual: np.ndarray, expected: np.ndarray, rtol: float = RTOL) -> None:
     """Agreement per target, relative to its 2-norm."""
     assert actual.shape == expected.shape
     difference = np.linalg.norm(actual - expected, axis=0)
     assert np.all(difference <= rtol * np.linalg.norm(expected, axis=0)), difference
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
-@pytest.mark.parametrize("name", KERNELS)
-def test_parity_with_scikit_learn(name: str, weighted: bool) -> None:
-    parameters = {"kernel": name.partition(",")[0], "alpha": 0.05, **KERNELS[name]}
-    weight = WEIGHT if weighted else None
-    ours = KernelRidge(tile_size=TILE, **parameters).fit(X, Y, sample_weight=weight)
-    theirs = DenseKernelRidge(**parameters).fit(X, Y, sample_weight=weight)
-    assert_same(ours.dual_coef_, theirs.dual_coef_)
-    assert_same(ours.predict(Z), theirs.predict(Z))
-    assert max(ours.solution_.backward_error) <= 30 * N * np.finfo(float).eps
-    if weighted:
-        assert np.all(ours.dual_coef_[WEIGHT == 0] == 0)
 
 
 # --- what must not matter --------------------------------------------------------------------------------------------
@@ -65,16 +39,14 @@ def reference() -> np.ndarray:
     return KernelRidge(**REFERENCE).fit(X, Y, sample_weight=WEIGHT).dual_coef_
 
 
-@pytest.mark.parametrize("tile_size", [31, 202, 402, 403, 1000])
+@pytest.mark.parametrize("tile_size", [31, 402, 403])
 def test_tile_size_does_not_matter(tile_size: int, reference: np.ndarray) -> None:
     fit = KernelRidge(**REFERENCE, tile_size=tile_size).fit(X, Y, sample_weight=WEIGHT)
     assert_same(fit.dual_coef_, reference, 1e-10)
 
 
 @pytest.mark.parametrize(
-    "change",
-    [np.asfortranarray, lambda a: a.astype(">f8"), lambda a: np.repeat(a, 2, axis=1)[:, ::2], lambda a: a[::-1][::-1]],
-    ids=["Fortran", "big-endian", "every other column", "negative strides"],
+    "change", [np.asfortranarray, lambda a: a[::-1].astype(">f8")[::-1]], ids=["Fortran", "big-endian"]
 )
 def test_memory_order_does_not_matter(change: Any, tmp_path: Path) -> None:
     plain = KernelRidge(**REFERENCE, tile_size=TILE).fit(X, Y)

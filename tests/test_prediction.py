@@ -111,7 +111,7 @@ def test_deviations_on_workers_and_a_lost_tile(
     for rows in (Z, str(tmp_path / "z.npy")):
         np.testing.assert_allclose(est.predict(rows, return_std=True, noise=True), (values, expected), rtol=1e-12)
     monkeypatch.undo()
-    monkeypatch.setattr("dkrr.models.uncertainty.MAX_DENSE_ROWS", 10)
+    monkeypatch.setattr("dkrr.models.model.MAX_DENSE_ROWS", 10)
     tile = sorted((tmp_path / "store" / "factors").glob("*.zarr/c/2/1"))[0]
     tile.write_bytes(bytes(len(tile.read_bytes())))
     with pytest.raises(StoreError, match=r"chunk \(2, 1\) of .* is damaged"):

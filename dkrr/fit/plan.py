@@ -69,8 +69,8 @@ class Decision:
         The way that is taken, and all that were priced.
     reasons
         A sentence for "solver", "precision", "rank" (of cg) and "tile_size" (of a factor).
-    continued, saved_seconds
-        The factor that the way goes on with, where there is one, and what that saves; None where nothing was measured.
+    continued
+        The factor that the way goes on with, where there is one.
     """
 
     problem: Problem
@@ -82,7 +82,6 @@ class Decision:
     candidates: tuple[Candidate, ...]
     reasons: dict[str, str] = field(default_factory=dict)
     continued: Continued | None = None
-    saved_seconds: float | None = None
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -204,7 +203,7 @@ def decide(
     )
     if continued is None:
         return decision
-    logger.info("%s", continued.sentence(None))
+    logger.info("%s", continued.sentence())
     named = choice.to_dict() | {"tile_size": tile_size or "auto"}
     left_open = [name for name, text in reasons.items() if text == ASKED and named[name] == "auto"]
     reasons |= dict.fromkeys(left_open, "as in the factor that is continued")
@@ -212,8 +211,8 @@ def decide(
     if (best.solver, best.tile_size, best.precision, best.gram) != own:
         return decision
     less = continued.saved(best)
-    saved = best.total_seconds - less.total_seconds if best.seconds else None
-    return replace(decision, chosen=less, continued=continued, saved_seconds=saved)
+    continued = replace(continued, seconds=best.total_seconds - less.total_seconds if best.seconds else None)
+    return replace(decision, chosen=less, continued=continued)
 
 
 def _why_solver(best: Candidate, priced: Sequence[Candidate]) -> str:
@@ -279,6 +278,8 @@ class Continued:
         Of the whole tiles that need not be computed, of all factors together.
     share
         Of n^3 / 3 flops for each factor that is saved.
+    seconds
+        What that saves; None where nothing was measured.
     """
 
     tile_size: int
@@ -288,6 +289,7 @@ class Continued:
     of_rows: int
     num_bytes: int
     share: float
+    seconds: float | None = None
 
     def resolve(self, choice: SolverChoice, tile_size: int | None) -> tuple[SolverChoice, int | None]:
         """What "auto" becomes where it pays to go on."""
@@ -307,20 +309,15 @@ class Continued:
         low = max(0.0, chosen.seconds_low - chosen.total_seconds + sum(seconds.values()))
         return replace(chosen, seconds=seconds, seconds_low=low)
 
-    def to_dict(self, seconds: float | None) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain data: what is reused and what that saves."""
-        return {
-            "rows": self.num_rows,
-            "of_rows": self.of_rows,
-            "share": self.share,
-            "seconds": seconds,
-        }
+        return {"rows": self.num_rows, "of_rows": self.of_rows, "share": self.share, "seconds": self.seconds}
 
-    def sentence(self, seconds: float | None) -> str:
+    def sentence(self) -> str:
         """The same in words."""
         text = f"continues a factor of the first {self.num_rows:,} of {self.of_rows:,} rows"
         text += f": {self.share:.0%} of the flops are saved"
-        return text + (f", about {seconds:,.0f} s" if seconds else "")
+        return text + (f", about {self.seconds:,.0f} s" if self.seconds else "")
 
 
 def _finished(tiles: TileMatrix, m: int) -> tuple[int, float, bool]:

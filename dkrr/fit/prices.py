@@ -10,7 +10,7 @@ Cost: none worth naming; it is arithmetic.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 
 from dkrr.errors import MemoryBudgetError, ParameterError
@@ -128,34 +128,13 @@ def apply_seconds(machine: Machine, n: int, t: int, r: int) -> float:
 Seconds = Callable[[Machine, float], dict[str, float]]  # of the phases without start and end, for some iterations
 
 
-@dataclass
-class _Terms:
-    """A way, and all that its cost depends on."""
-
-    problem: Problem
-    way: Way
-    tile_size: int
-    choice: SolverChoice
-    limits: Limits
-    trial: Trial | None
-
-    def __post_init__(self) -> None:
-        self.n, self.d, self.t = self.problem.num_rows, self.problem.num_features, self.problem.num_targets
-        # of rows and coefficients, and of a stored Gram matrix
-        self.model_bytes = 8 * self.n * (self.d + self.t)
-        self.gram_bytes = tiles_bytes(self.n, self.tile_size, "float64") if self.way[2] == "stored" else 0
-
-    def gram(self, machine: Machine) -> dict[str, float]:
-        """Seconds of a stored Gram matrix."""
-        return {"gram": gram_seconds(machine, self.n, self.tile_size)} if self.gram_bytes else {}
-
-    def border(self, machine: Machine, rounds: int) -> float:
-        """After an iteration, the intercept and the residual of the whole system from one more product."""
-        product = machine.exact_factor * pass_seconds(machine, self.n, self.t, "float64")
-        return rounds * product if self.problem.fit_intercept else 0.0
+def border_seconds(machine: Machine, problem: Problem, rounds: int) -> float:
+    """After an iteration, the intercept and the residual of the whole system from one more product."""
+    product = machine.exact_factor * pass_seconds(machine, problem.num_rows, problem.num_targets, "float64")
+    return rounds * product if problem.fit_intercept else 0.0
 
 
-def _cholesky(terms: _Terms, way: Candidate) -> tuple[Candidate, Seconds]:
+def _cholesky(problem: Problem, way: Candidate, choice: SolverChoice, trial: Trial | None) -> tuple[Candidate, Seconds]:
     """One factor, one solve and one residual for each distinct alpha; mixed: k iterations around each factor, of one
     float64 product and one pair of sweeps with the float32 factor.
 
@@ -163,46 +142,43 @@ def _cholesky(terms: _Terms, way: Candidate) -> tuple[Candidate, Seconds]:
     stored Gram matrix one in float64 beside the buffers that wrote it. The driver has vectors of cg around a mixed
     factor, else three (n, 256).
     """
-    (_, precision, gram, _), n, b, t, trial = terms.way, terms.n, terms.tile_size, terms.t, terms.trial
-    is_mixed, size, alphas = precision == "mixed", itemsize(precision), terms.problem.num_alphas
+    precision, gram, n, b, t = way.precision, way.gram, problem.num_rows, way.tile_size, problem.num_targets
+    is_mixed, size, alphas = precision == "mixed", itemsize(precision), problem.num_alphas
     each = ceil(max(1.0, t / alphas))
-    iterations = None
-    if is_mixed:
-        found = None if trial is None else trial.mixed(terms.problem.alpha, terms.choice.tol)
-        iterations = UNKNOWN_MIXED_ITERATIONS if found is None else found
+    iterations = UNKNOWN_MIXED_ITERATIONS if is_mixed else None
+    if is_mixed and trial is not None:
+        iterations = trial.mixed(problem.alpha, choice.tol)
 
     def seconds(machine: Machine, count: float) -> dict[str, float]:
         factor = {"factorise": alphas * factorise_seconds(machine, n, b, precision, gram)}
         sweep, product = sweep_seconds(machine, n, b, each, precision), pass_seconds(machine, n, each, "float64")
         exact, first = machine.exact_factor * product, machine.first_product_seconds
         if is_mixed:
-            border = terms.border(machine, alphas)
+            border = border_seconds(machine, problem, alphas)
             after = {
                 "precondition": alphas * count * sweep,
                 "multiply": alphas * (count * product + exact) + first,
             } | ({"residual": border} if border else {})
         else:
             after = {"solve": alphas * sweep, "residual": alphas * exact + first}
-        return terms.gram(machine) | factor | after
+        return factor | after
 
     iterating = b * b * (size + (3 * 8 if gram == "stored" else 0)) if is_mixed else 0
     way = replace(
         way,
-        memory_bytes=task_bytes(b, terms.d, size) + iterating,
+        memory_bytes=task_bytes(b, problem.num_features, size) + iterating,
         client_bytes=8 * n * (DRIVER_VECTORS * t if is_mixed else 3 * min(t, 256)),
-        disk_bytes={
+        disk_bytes=way.disk_bytes
+        | {
             "factor": tiles_bytes(n, b, precision) * alphas,
-            "gram": terms.gram_bytes,
             "right-hand sides": 4 * 8 * TileGrid(n, b).num_tiles * b * t,
-            "model": terms.model_bytes,
         },
         iterations=iterations,
-        split=choose_split(n, b, terms.limits.threads, precision, gram),
     )
     return way, seconds
 
 
-def _cg(terms: _Terms, way: Candidate) -> tuple[Candidate, Seconds]:
+def _cg(problem: Problem, way: Candidate, choice: SolverChoice, trial: Trial | None) -> tuple[Candidate, Seconds]:
     """Preconditioner, k iterations for all targets and alphas together, true residuals every 50 and at the end.
 
     With a stored Gram matrix a pass reads 4 n (n + b) bytes instead of evaluating entries. Products ("multiply") that
@@ -215,8 +191,9 @@ def _cg(terms: _Terms, way: Candidate) -> tuple[Candidate, Seconds]:
     A given matrix needs no compiled code; its tiles, and those of a stored Gram matrix, are mapped one at a time. The
     driver has some 10 vectors (n, t), 3 r^2 of F^T F, and an F of 256 MiB.
     """
-    (_, precision, gram, rank), n, d, b, t = terms.way, terms.n, terms.d, terms.tile_size, terms.t
-    problem, choice, trial, factor_bytes = terms.problem, terms.choice, terms.trial, 8 * terms.n * rank
+    precision, gram, rank, b = way.precision, way.gram, way.rank, way.tile_size
+    n, d, t = problem.num_rows, problem.num_features, problem.num_targets
+    factor_bytes = 8 * n * rank
     iterations, infeasible, refinements = UNKNOWN_ITERATIONS, "", 1
     is_single = precision == "mixed" and gram != "stored"  # products in float32
     if is_single and trial is not None:
@@ -233,9 +210,7 @@ def _cg(terms: _Terms, way: Candidate) -> tuple[Candidate, Seconds]:
             )
 
     def seconds(machine: Machine, count: float) -> dict[str, float]:
-        found = terms.gram(machine)
-        if rank:
-            found["precondition"] = preconditioner_seconds(machine, n, rank)
+        found = {"precondition": preconditioner_seconds(machine, n, rank)} if rank else {}
         exact, checks = pass_seconds(machine, n, t, "float64"), 1 + count // TRUE_RESIDUAL_EVERY
         if gram == "stored":
             size = tiles_bytes(n, b, "float64")
@@ -248,7 +223,8 @@ def _cg(terms: _Terms, way: Candidate) -> tuple[Candidate, Seconds]:
             found["multiply"] = (count + checks) * exact
         found["multiply"] += machine.first_product_seconds
         found["apply"] = count * apply_seconds(machine, n, t, rank)
-        residual = (checks * exact if gram == "stored" or precision == "mixed" else 0.0) + terms.border(machine, 1)
+        residual = checks * exact if gram == "stored" or precision == "mixed" else 0.0
+        residual += border_seconds(machine, problem, 1)
         return found | ({"residual": residual} if residual else {})
 
     tiles = 3 * 8 * b * b if gram == "stored" else 0
@@ -261,25 +237,21 @@ def _cg(terms: _Terms, way: Candidate) -> tuple[Candidate, Seconds]:
         way,
         memory_bytes=max(BARE_BYTES + max(tiles, panels), passes),
         client_bytes=DRIVER_VECTORS * 8 * n * t + 3 * 8 * rank**2 + (factor_bytes if factor_bytes <= HELD_BYTES else 0),
-        disk_bytes={
-            "preconditioner": factor_bytes,
-            "gram": terms.gram_bytes,
-            "vectors": 10 * 8 * n * t,
-            "model": terms.model_bytes,
-        },
+        disk_bytes=way.disk_bytes | {"preconditioner": factor_bytes, "vectors": 10 * 8 * n * t},
         iterations=iterations,
-        infeasible=infeasible or way.infeasible,
+        infeasible=infeasible,
     )
     return way, seconds
 
 
-def _nystrom(terms: _Terms, way: Candidate) -> tuple[Candidate, Seconds]:
+def _nystrom(problem: Problem, way: Candidate, choice: SolverChoice, trial: Trial | None) -> tuple[Candidate, Seconds]:
     """n m entries a pass, each used twice; k passes and three more; 5 m^3 flops for factors of m x m."""
-    precision, n, t, m = terms.way[1], terms.n, terms.t, terms.choice.nystrom(terms.n).num_centers
-    task, client = nystrom_bytes(n, m, terms.d, t)
+    n, d, t = problem.num_rows, problem.num_features, problem.num_targets
+    m = choice.nystrom(n).num_centers
+    task, client = nystrom_bytes(n, m, d, t)
 
     def seconds(machine: Machine, count: float) -> dict[str, float]:
-        inner = "float32" if precision == "mixed" else "float64"
+        inner = "float32" if way.precision == "mixed" else "float64"
         one = machine.threads / machine.gemm_float64
         passes = n * m * (count * machine.entry(inner, t) + 3 * machine.entry("float64", t))
         return {
@@ -289,25 +261,25 @@ def _nystrom(terms: _Terms, way: Candidate) -> tuple[Candidate, Seconds]:
 
     way = replace(
         way,
-        memory_bytes=nystrom_baseline(terms.problem.kernel, m, t) + task,
+        memory_bytes=nystrom_baseline(problem.kernel, m, t) + task,
         client_bytes=client,
-        disk_bytes={"centres": 16 * m * m, "vectors": 80 * m * t, "model": 8 * m * (terms.d + t)},
+        disk_bytes={"centres": 16 * m * m, "vectors": 80 * m * t, "model": 8 * m * (d + t)},
         iterations=NYSTROM_ITERATIONS,
         num_centers=m,
     )
     return way, seconds
 
 
-def _primal(terms: _Terms, way: Candidate) -> tuple[Candidate, Seconds]:
+def _primal(problem: Problem, way: Candidate, choice: SolverChoice, trial: Trial | None) -> tuple[Candidate, Seconds]:
     """Rows read twice, n D^2 flops at half the gemm rate, 4 n D t more; D^3 / 3 twice an alpha in the driver alone."""
-    n, d, t, size, alphas = terms.n, terms.d, terms.t, terms.problem.num_explicit, terms.problem.num_alphas
-    task, client, sums = primal_bytes(terms.problem.kernel, d, n, t)
+    n, d, t, size = problem.num_rows, problem.num_features, problem.num_targets, problem.num_explicit
+    task, client, sums = primal_bytes(problem.kernel, d, n, t)
 
     def seconds(machine: Machine, _: float) -> dict[str, float]:
         reads = machine.read(16.0 * n * (d + t), 8.0 * n * (d + t))
         reads += 16.0 * n * size / (machine.threads * FEATURE_RATE)
         flops = n * (float(size) ** 2 + 4.0 * size * t) / (machine.gemm_float64 * TALL_EFFICIENCY)
-        own = (size**3 / 3 * alphas + 20.0 * size**2) * machine.threads / machine.gemm_float64
+        own = (size**3 / 3 * problem.num_alphas + 20.0 * size**2) * machine.threads / machine.gemm_float64
         return {"primal": reads + flops + own + 2 * machine.round_seconds}
 
     disk = {"sums": sums, "model": 8 * size * t}
@@ -329,16 +301,24 @@ def priced_way(
     """A way with its memory and disk, whether it fits, and, where the rates of the machine are given, its seconds."""
     solver, precision, gram, rank = way
     n, (b, infeasible) = problem.num_rows, _tile_edge(problem, way, limits, tile_size)
-    candidate = Candidate(solver=solver, precision=precision, gram=gram, tile_size=b, rank=rank, infeasible=infeasible)
-    candidate, seconds = _COSTS[solver](_Terms(problem, way, b, choice, limits, trial), candidate)
-    candidate = replace(candidate, infeasible=candidate.infeasible or _misfit(candidate, limits, choice))
+    disk = {
+        "gram": tiles_bytes(n, b, "float64") if gram == "stored" else 0,
+        "model": 8 * n * (problem.num_features + problem.num_targets),
+    }
+    candidate = Candidate(solver=solver, precision=precision, gram=gram, tile_size=b, rank=rank, disk_bytes=disk)
+    candidate, seconds = _COSTS[solver](problem, candidate, choice, trial)
+    infeasible = infeasible or candidate.infeasible or _misfit(candidate, limits, choice)
+    split = choose_split(n, b, limits.threads, precision, gram) if solver == "cholesky" else None
+    candidate = replace(candidate, infeasible=infeasible, split=split)
     if machine is None:
         return candidate
-    if candidate.split is not None:
+    if split is not None:
         tiles = TileSeconds.of(machine, b, precision, gram)
-        found = simulate(at_most(TileGrid(n, b)), candidate.split, machine.threads, tiles)
+        found = simulate(at_most(TileGrid(n, b)), split, machine.threads, tiles)
         candidate = replace(candidate, efficiency=found.efficiency)
     around = {"start": machine.start_seconds, "end": machine.end_seconds}
+    if gram == "stored":
+        around["gram"] = gram_seconds(machine, n, b)
     count = candidate.iterations or Iterations(0, 0)
     low, high = (around | seconds(machine, number) for number in (count.low, count.high))
     return replace(candidate, seconds=high, seconds_low=sum(low.values()))

@@ -385,9 +385,7 @@ class Simulation(NamedTuple):
     efficiency: float
 
 
-def simulate(
-    grid: TileGrid, split: Split, num_workers: int, seconds: TileSeconds, *, window: int | None = None
-) -> Simulation:
+def simulate(grid: TileGrid, split: Split, num_workers: int, seconds: TileSeconds) -> Simulation:
     """Simulate the factorisation of a matrix in the tiles of a grid, by list scheduling: free workers take, of the
     messages that have been sent, the first of the list.
 
@@ -401,14 +399,12 @@ def simulate(
         Tasks that run at once.
     seconds
         What the parts of a task take.
-    window
-        Messages that the scheduler knows at once; that of the engine unless given.
 
     Cost
     ----
     10 microseconds for each of the N (N + 1) / 2 tasks, twice that where every sum is split.
     """
-    queue, window = Queue(cholesky_nodes(grid, split), num_workers), window or WINDOW * num_workers
+    queue, window = Queue(cholesky_nodes(grid, split), num_workers), WINDOW * num_workers
     sent: list[tuple[int, Bundle]] = []
     running: list[tuple[float, int, Bundle]] = []
     count, now = 0, 0.0

@@ -310,8 +310,8 @@ def _decide(
         notes.append(center.sentence())
     present = present_bytes(store, known | {"tile_size": [chosen.tile_size]})
     if decision.continued is not None:
-        reused["factor"] = decision.continued.to_dict(decision.saved_seconds)
-        notes.append(decision.continued.sentence(decision.saved_seconds))
+        reused["factor"] = decision.continued.to_dict()
+        notes.append(decision.continued.sentence())
         present = max(present, decision.continued.num_bytes)
     if earlier is not None:
         reasons = dict.fromkeys(reasons, "as the first attempt of this run decided") | earlier["reasons"]

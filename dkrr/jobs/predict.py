@@ -44,8 +44,7 @@ from dkrr.jobs.run_directory import utc_now
 from dkrr.linalg.leave_one_out import IntervalMethod
 from dkrr.linalg.loss import log_probabilities
 from dkrr.models.model import BLOCK_ROWS, Model, load_model
-from dkrr.models.prediction import needs_workers, predict_dataset, predict_variance, score_dataset
-from dkrr.models.uncertainty import half_widths, interval, standard_deviation
+from dkrr.models.prediction import needs_workers, predict_dataset, score_dataset
 from dkrr.store.documents import content_digest, manifest_digest
 from dkrr.store.files import (
     children,
@@ -345,7 +344,7 @@ class Extras:
         if self.needs_variance:
             _ = model.variance_systems
         if self.interval is not None:
-            half_widths(model, self.interval, self.method, np.ones((1, model.num_targets)))
+            model.half_widths(self.interval, self.method, np.ones((1, model.num_targets)))
 
     def columns(self, names: Sequence[str]) -> list[str]:
         """Names of the columns: the targets, then each with _std, with _lower, and with _upper."""
@@ -358,10 +357,10 @@ class Extras:
             values = np.exp(log_probabilities(values))
         parts = [values]
         if self.std and variance is not None:
-            parts.append(standard_deviation(model, variance, noise=self.noise))
+            parts.append(model.deviations(variance, noise=self.noise))
         if self.interval is not None:
             flat = values[:, 0] if model.y_is_1d else values
-            parts.extend(interval(model, flat, self.interval, self.method, variance))
+            parts.extend(model.interval(flat, self.interval, self.method, variance))
         return np.hstack([part.reshape(len(values), -1) for part in parts])
 
 
@@ -503,7 +502,7 @@ def _predicted(
         with executor_of_size(model, 0 if extras.needs_variance else dataset.num_rows) as executor:
             values, _ = predict_dataset(model, dataset, result, executor, progress)
             if extras.needs_variance:
-                variances = predict_variance(model, dataset, result, executor, progress)[0]
+                variances, _ = predict_dataset(model, dataset, result, executor, progress, phase="variance")
     except DataError:  # these rows stay as bad as they are, there is nothing to continue
         remove_array(work)
         raise

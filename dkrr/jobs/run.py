@@ -69,7 +69,6 @@ from dkrr.markup import DASH, Facts, known, listed
 from dkrr.models.model import Model, load_model
 from dkrr.models.prediction import LOWER_IS_BETTER, Score, score_dataset
 from dkrr.models.tiled import Solved, factor_settings, leave_one_out_rows, solve_rows
-from dkrr.models.uncertainty import loo_quantiles
 from dkrr.models.validation import check_target_sizes
 from dkrr.store.documents import plain
 from dkrr.store.files import delete_key, join, list_entries, note_user, place, remove_array, write_json
@@ -446,7 +445,7 @@ def _leave_out(
         total.merge(replace(summary, values={}))
     workspace.record("leave_one_out", total)
     if job.evaluate.intervals is not None:
-        model.with_quantiles(loo_quantiles(model, found)).write(model_path, overwrite=True)
+        model.with_quantiles(found).write(model_path, overwrite=True)
     figures = found.summary()
     if job.evaluate.leave_one_out:
         for name, values in (("residuals", found.residuals), ("inverse_diagonal", found.inverse_diagonal)):

@@ -31,7 +31,6 @@ from dkrr.linalg.products import ArrayRows
 from dkrr.models.model import Model
 from dkrr.models.prediction import values_of
 from dkrr.models.tiled import Training, ensure_factor, leave_one_out, primal_parts
-from dkrr.models.uncertainty import interval, loo_quantiles, standard_deviation
 from dkrr.models.validation import (
     check_alpha,
     check_flag,
@@ -400,7 +399,7 @@ class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[mi
         if not check_flag("return_std", return_std):
             return self._predict(X)
         check_is_fitted(self)
-        deviations = standard_deviation(self._model, self._variance(X), noise=noise, sigma2=sigma2)
+        deviations = self._model.deviations(self._variance(X), noise=noise, sigma2=sigma2)
         return self._predict(X), deviations
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
@@ -444,9 +443,9 @@ class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[mi
         check_method(method)
         check_coverage(coverage)
         if method != "gaussian" and self._model.quantiles is None:
-            self._model = self._model.with_quantiles(loo_quantiles(self._model, self.leave_one_out()))
+            self._model = self._model.with_quantiles(self.leave_one_out())
         variance = None if method == "jackknife" else self._variance(X)
-        return interval(self._model, self._predict(X), coverage, method, variance)
+        return self._model.interval(self._predict(X), coverage, method, variance)
 
     def interval_coverage(
         self, X: Any, y: Any, coverage: float = 0.9, method: IntervalMethod = "jackknife"

@@ -1,6 +1,14 @@
-"""Model: kernel, training rows, dual coefficients and scaling, saved without pickle and checked at load.
+"""Model: kernel, training rows, dual coefficients and scaling, saved without pickle and checked at load; and how
+uncertain its predictions are.
 
     predict(Z) = y_mean + y_std * (k((Z - x_mean) / x_std, X_fit) @ dual_coef + intercept)
+
+    std(z) = y_std (sigma^2 (var f(z) / sigma^2 + alpha [noise]))^1/2
+
+with the variance of :mod:`dkrr.linalg.leave_one_out`, which needs a float64 Cholesky factor for each alpha. One
+that the fit left in its store is found again, and compared with the kernel before it is used. Where there is none, at
+most 6,000 rows are factorised in memory (8 n^2 bytes, n^3 / 3 flops) when a variance is first asked for. Intervals need
+the quantiles of leave-one-out residuals that a model keeps; those of constant width need no factor at all.
 
 On disk it is a Zarr group of one to three arrays and attributes, with a manifest of SHA-256 over every key. Nothing is
 pickled, and metadata is checked before any array is read.
@@ -10,6 +18,7 @@ Cost: every byte of the arrays is written once, and read once where it is verifi
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import uuid
@@ -21,6 +30,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+from scipy.special import ndtri
 
 from dkrr.dataset import (
     Fitted,
@@ -36,14 +46,22 @@ from dkrr.dataset import (
     write_rows,
 )
 from dkrr.engine.machine import single_blas_thread
-from dkrr.errors import DataError, DkrrError, ParameterError, StoreError
+from dkrr.errors import DataError, DkrrError, NumericalError, ParameterError, StoreError
 from dkrr.kernels import Kernel, kernel_from_dict
 from dkrr.kernels.features import FeatureMap, feature_map
-from dkrr.linalg.leave_one_out import IntervalMethod, Quantiles, check_method
+from dkrr.linalg.catalogue import open_factor
+from dkrr.linalg.dense import DenseFactor
+from dkrr.linalg.leave_one_out import (
+    IntervalMethod,
+    LeaveOneOut,
+    Quantiles,
+    VarianceSystem,
+    check_coverage,
+    check_method,
+)
 from dkrr.linalg.products import ArrayRows, RowSource, predict_block
 from dkrr.linalg.solution import Solution
 from dkrr.markup import facts_html, lines_text, named
-from dkrr.models.uncertainty import VarianceSystems, find_variance_systems, interval, standard_deviation
 from dkrr.store.documents import MANIFEST, check_manifest, manifest_digest, refuse_links, write_manifest
 from dkrr.store.files import (
     check_place,
@@ -61,6 +79,9 @@ from dkrr.store.files import (
     write_json,
 )
 from dkrr.store.lease import hold_lock
+from dkrr.tiles import TileMatrix
+
+logger = logging.getLogger("dkrr.models.uncertainty")
 
 FORMAT = "dkrr-model"
 
@@ -113,6 +134,17 @@ PLAIN = ("y_is_1d", "feature_names", "target_names", "made_up", "classes", "prov
 VECTORS = {"center": "num_features", "intercept": "num_targets", "sigma2": "num_targets"}
 RECORDS = {"scaling": Scaling, "quantiles": Quantiles, "solution": Solution}
 BLOCK_ROWS = 4096
+
+TINY = float(np.finfo(np.float64).tiny)
+
+# times targets, which are 1e-140 at least, they may be less than float64 holds
+SMALL_COEFFICIENTS = 1e-160
+
+# A factor of so many rows takes 288 MB and about two seconds.
+MAX_DENSE_ROWS = 6_000
+
+# solvers whose coefficients are not those of the training rows
+OTHER_SOLVERS = ("nystrom", "primal")
 
 IN_MEMORY_BYTES = 64 * 2**20
 
@@ -361,7 +393,9 @@ class Model:
 
     def variance_rows(self, block: Floats, first_row: int = 0) -> Floats:
         """var f(z) / sigma^2 (m, t) for one block of rows in memory."""
-        return self.variance_systems.variance(self.prepared_rows(block, first_row))
+        rows = self.prepared_rows(block, first_row)
+        found = {alpha: system.variance(rows) for alpha, system in self.variance_systems.items()}
+        return np.stack([found[alpha] for alpha in self.alphas.tolist()], axis=1)
 
     def prepared_rows(self, block: Floats, first_row: int = 0) -> Floats:
         """A block of rows as the kernel sees them: finite, and whitened where the model whitens."""
@@ -464,9 +498,172 @@ class Model:
         return np.broadcast_to(np.asarray(self.provenance["alpha"], dtype=np.float64), (self.num_targets,))
 
     @cached_property
-    def variance_systems(self) -> VarianceSystems:
-        """The factors, found or made when they are first asked for; see :func:`~.uncertainty.find_variance_systems`."""
-        return find_variance_systems(self)
+    def variance_systems(self) -> dict[float, VarianceSystem]:
+        """For each distinct alpha the factor that variances rest on, found or made when they are first asked for.
+
+        Raises
+        ------
+        ParameterError
+            The model has no variance of this kind: a given matrix, an approximation, or another loss than the square.
+        StoreError
+            There is no finished float64 factor, and there are more than 6,000 rows.
+
+        Cost
+        ----
+        For each factor that is found n^2 kernel entries and two readings, see
+        :meth:`~dkrr.linalg.leave_one_out.VarianceSystem.misfit`; n^3 / 3 flops and 8 n^2 bytes where one is made (at
+        most 6,000 rows).
+        """
+        kernel, x = self.kernel, self.x_fit
+        if "loss" in self.provenance:
+            raise ParameterError(
+                "standard deviations are those of the square loss, and this model has the "
+                f"{self.provenance['loss']} loss",
+                hint="fit dkrr.KernelRidge",
+            )
+        solver = self.provenance.get("solver", "cholesky")
+        if kernel is None or (x is None and solver not in OTHER_SOLVERS):
+            raise ParameterError(
+                "a model of a precomputed matrix has no standard deviation: k(z, z) is not known",
+                hint="fit with a kernel and rows",
+            )
+        if x is None or x.num_rows != self.num_rows or solver in OTHER_SOLVERS:
+            raise ParameterError(
+                f"standard deviations of solver {solver!r} are not available", hint="fit with solver='cholesky'"
+            )
+        weight = self.sample_weight
+        root = None if weight is None else np.sqrt(weight.read(0, weight.num_rows)[:, 0])
+
+        def system(alpha: float, factor: TileMatrix | DenseFactor) -> VarianceSystem:
+            return VarianceSystem(
+                factor=factor,
+                kernel=kernel,
+                x=x,
+                alpha=alpha,
+                center=self.center,
+                root=root,
+                intercept=self.intercept is not None,
+            )
+
+        def found(alpha: float) -> VarianceSystem:
+            """With the stored factor, or one that is made in memory where the rows are few enough."""
+            facts, n = self.provenance, self.num_rows
+            try:
+                fields = dict(
+                    kernel=kernel.to_dict(),
+                    center=None if self.center is None else self.center.tolist(),
+                    n=n,
+                    alpha=alpha,
+                    rows_digest=facts.get("rows_digest", ""),
+                    weight_digest=facts.get("weight_digest"),
+                )
+                places, store = facts.get("factors", []), facts.get("store")
+                return system(alpha, open_factor(fields, places, store, lambda factor: system(alpha, factor).misfit()))
+            except (ParameterError, StoreError) as exc:  # a function without a name has no factor in a store
+                if n > MAX_DENSE_ROWS:
+                    raise StoreError(
+                        f"a standard deviation needs a float64 Cholesky factor, and this model ({solver}, "
+                        f"{facts.get('precision', 'float64')}) has none: {exc.message}",
+                        hint="fit with solver='cholesky', precision='float64' and store= (a job: keep = 'factor'); it "
+                        f"takes {n**3 / 3:.1e} flops and {4 * n * n:,} bytes",
+                    ) from exc
+                logger.info("making a factor of %d rows in memory (%s)", n, exc.message)
+            rows = x.read(0, n)
+            rows = rows if self.center is None else rows - self.center
+            return system(alpha, DenseFactor.of(kernel, rows, root, alpha))
+
+        return {alpha: found(alpha) for alpha in dict.fromkeys(self.alphas.tolist())}
+
+    def deviations(self, variance: Floats, *, noise: bool = False, sigma2: Any = None) -> Floats:
+        """Standard deviations (m,) or (m, t) in the units of y, from var f / sigma^2 (m, t)."""
+        # not the root of the product: sigma^2 of small targets is small where the variance of a large kernel is large
+        values: Floats = np.sqrt(self._sigma2(sigma2)) * np.sqrt(variance + (self.alphas if noise else 0.0))
+        values = values[:, 0] if self.y_is_1d else values
+        if self.scaling is None:
+            return values
+        return values * (self.scaling.y_std[0] if self.y_is_1d else self.scaling.y_std)
+
+    def _sigma2(self, given: Any) -> Floats:
+        if given is None:
+            if self.sigma2 is None:
+                why = "" if self.solution.converged else ", its fit did not converge"
+                raise ParameterError(f"this model does not know sigma2{why}", hint="give sigma2=, or fit again")
+            sigma2 = (
+                self.sigma2
+            )  # an estimate that left the range of float64 is refused; 0 where the fit leaves nothing
+            for target in np.flatnonzero(~((sigma2 >= TINY) & (sigma2 < np.inf))):
+                largest = float(np.abs(self.dual_coef.read(0, self.num_rows)[:, target]).max(initial=0.0))
+                if not 0 <= sigma2[target] < np.inf or 0 < largest < SMALL_COEFFICIENTS:
+                    raise NumericalError(
+                        f"sigma2 of target {target} is y^T dual_coef / n with coefficients of at most {largest:.3g}, "
+                        "which is beyond float64",
+                        hint="scale the targets or the rows (standardize = true does both), or give sigma2=",
+                    )
+            return sigma2
+        raw = np.asanyarray(given)
+        values = to_floats(raw, "sigma2") if raw.dtype.kind in "iuf" else np.full(1, np.nan)
+        if not np.isfinite(values).all() or (values < 0).any() or values.shape not in ((), (self.num_targets,)):
+            raise ParameterError(
+                f"sigma2 is {given!r}; a number of at least 0 expected, or one for each of {self.num_targets} targets"
+            )
+        return np.broadcast_to(values, (self.num_targets,))
+
+    def half_widths(self, coverage: float, method: IntervalMethod, noisy_variance: Floats | None) -> Floats:
+        """Half widths of prediction intervals in the units of y, (m, t), or (t,) for "jackknife".
+
+        Parameters
+        ----------
+        noisy_variance
+            var f / sigma^2 + alpha (m, t); not needed for "jackknife".
+
+        Raises
+        ------
+        ParameterError
+            The model has no quantiles, or too few rows for this coverage.
+        """
+        check_method(method)
+        check_coverage(coverage)
+        if method == "gaussian":
+            width: Floats = ndtri((1 + coverage) / 2) * np.sqrt(self._sigma2(None))
+        elif self.quantiles is None:
+            raise ParameterError(
+                f"this model holds no leave-one-out quantiles, which {method!r} intervals rest on",
+                hint="predict_interval of the fitted estimator makes them, [evaluate] intervals = 0.9 in a job does",
+            )
+        else:
+            width = self.quantiles.half_width(coverage, method)
+        if noisy_variance is not None and method != "jackknife":
+            width = width * np.sqrt(noisy_variance)
+        return width if self.scaling is None else width * self.scaling.y_std
+
+    def interval(
+        self, values: Floats, coverage: float, method: IntervalMethod, variance: Floats | None
+    ) -> tuple[Floats, Floats]:
+        """Lower and upper ends around predictions (m,) or (m, t); ``variance`` is var f / sigma^2 (m, t)."""
+        noisy = None if variance is None else variance + self.alphas
+        width = self.half_widths(coverage, method, noisy)
+        width = width[..., 0] if self.y_is_1d else width
+        return values - width, values + width
+
+    def with_quantiles(self, found: LeaveOneOut) -> Model:
+        """The same model with what intervals need of leave-one-out residuals, which are in the units of y.
+
+        Rows of weight 0 do not count. What is no Gaussian process, because its coefficients are not those of the rows,
+        has no deviations to divide by.
+        """
+        seen = slice(None) if found.seen is None else found.seen
+        scale = 1.0 if self.scaling is None else self.scaling.y_std
+        precisions = None
+        if self.provenance.get("solver") not in OTHER_SOLVERS:
+            n, alphas = self.num_rows, self.alphas.tolist()
+            distinct = list(dict.fromkeys(alphas))
+            diagonal = found.inverse_diagonal[:, [distinct.index(alpha) for alpha in alphas]]
+            weight = np.ones((n, 1)) if self.sample_weight is None else self.sample_weight.read(0, n)
+            precisions = (weight * diagonal)[seen]
+        model = replace(self, quantiles=Quantiles.of(found.residuals[seen] / scale, precisions))
+        # it keeps factors that it has
+        vars(model).update({name: value for name, value in vars(self).items() if name == "variance_systems"})
+        return model
 
     def predict_std(self, X: Any, *, noise: bool = False, sigma2: Any = None) -> Floats:
         """Standard deviations (m,) or (m, t) of f at rows X (m, d), in the units of y.
@@ -482,7 +679,7 @@ class Model:
         Raises
         ------
         ParameterError, StoreError
-            See :func:`dkrr.models.uncertainty.find_variance_systems`.
+            See :attr:`variance_systems`.
 
         Cost
         ----
@@ -490,7 +687,7 @@ class Model:
         it is first used, a stored factor is compared with the kernel: n^2 / 2 entries and two readings.
         """
         with single_blas_thread():
-            return standard_deviation(self, self.variance(X), noise=noise, sigma2=sigma2)
+            return self.deviations(self.variance(X), noise=noise, sigma2=sigma2)
 
     def predict_interval(
         self, X: Any, coverage: float = 0.9, method: IntervalMethod = "jackknife"
@@ -512,13 +709,7 @@ class Model:
         check_method(method)
         with single_blas_thread():
             variance = None if method == "jackknife" else self.variance(X)
-            return interval(self, self.predict(X), coverage, method, variance)
-
-    def with_quantiles(self, quantiles: Quantiles) -> Model:
-        """The same model with quantiles of leave-one-out residuals; it keeps factors that it has."""
-        model = replace(self, quantiles=quantiles)
-        model.__dict__.update({name: value for name, value in self.__dict__.items() if name == "variance_systems"})
-        return model
+            return self.interval(self.predict(X), coverage, method, variance)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy finds its factors itself: the one in memory may be large."""

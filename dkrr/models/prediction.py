@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -35,7 +35,6 @@ from dkrr.linalg import leave_one_out as variance
 from dkrr.linalg.loss import log_probabilities, make_loss
 from dkrr.linalg.operators import Rows
 from dkrr.models.model import BLOCK_ROWS, Model, load_model
-from dkrr.models.uncertainty import half_widths
 from dkrr.models.validation import is_out_of_core
 from dkrr.store.files import full_disk, place, remove_array
 from dkrr.tiles import TileMatrix
@@ -79,7 +78,7 @@ def values_of(model: Model, X: Any, phase: Phase = "predict") -> Floats:
     DataError
         A name of the model's is missing; or, without names, another number of features.
     ParameterError, StoreError
-        The model has no variance, see :func:`dkrr.models.uncertainty.find_variance_systems`.
+        The model has no variance, see :attr:`dkrr.Model.variance_systems`.
     """
     if not is_out_of_core(X, 0, 0) or isinstance(X, np.memmap):
         if needs_workers(model, len(X), phase):
@@ -104,7 +103,7 @@ def values_of(model: Model, X: Any, phase: Phase = "predict") -> Floats:
 def needs_workers(model: Model, num_rows: int, phase: Phase = "predict") -> bool:
     """Whether workers can open all that is needed, and starting them takes little time beside the work."""
     if phase == "variance":
-        systems = model.variance_systems.systems
+        systems = model.variance_systems.values()
         flops = float(model.num_rows) ** 2 * num_rows * len(systems)
         is_stored = all(isinstance(system.factor, TileMatrix) for system in systems)
         return is_stored and flops > MAX_IN_PROCESS_FLOPS and not runs_in_process()
@@ -208,12 +207,12 @@ def predict_dataset(
     Raises
     ------
     ParameterError, StoreError
-        See :func:`dkrr.models.uncertainty.find_variance_systems`.
+        See :attr:`dkrr.Model.variance_systems`.
     """
     n, m = model.num_rows, dataset.num_rows
     name, width, flops = "predictions", width or BLOCK_ROWS, 2.0 * n * (model.num_features + model.num_targets)
     if phase == "variance":
-        flops = float(n) ** 2 * len(model.variance_systems.systems)  # what is wrong with the factors is said here
+        flops = float(n) ** 2 * len(model.variance_systems)  # what is wrong with the factors is said here
         limit = memory_limit_of(executor)
         wanted = -(-m // (TASKS_PER_THREAD * max(1, executor.num_threads)))
         most = variance.block_rows(n, None if limit is None else int(SHARE_OF_LIMIT * limit))
@@ -233,9 +232,6 @@ def predict_dataset(
     dataset.verify()  # chunks of rows that changed places pass their checksums; one pass is little beside predicting
     nodes = [Node((i,), (), flops * result.rows_per_chunk) for i in range(-(-m // result.rows_per_chunk))]
     return result, executor.run(said or phase, predict_block_task, task, nodes, progress)
-
-
-predict_variance = partial(predict_dataset, phase="variance")
 
 
 @dataclass(frozen=True)
@@ -362,7 +358,7 @@ def score_dataset(
         targets = (0 if targets is None else targets[0],) * len(levels)
     if intervals is None and model.quantiles is not None and model.quantiles.knows(DEFAULT_INTERVALS):
         intervals = DEFAULT_INTERVALS
-    half_width = None if intervals is None else half_widths(model, intervals, "jackknife", None)
+    half_width = None if intervals is None else model.half_widths(intervals, "jackknife", None)
     width = min(BLOCK_ROWS, max(MIN_BLOCK_ROWS, -(-m // (4 * max(1, executor.num_threads)))))
     with contextlib.ExitStack() as stack:
         if store is None:

@@ -63,8 +63,7 @@ from dkrr.linalg.primal import PrimalResult, array_source, fit_primal, primal_le
 from dkrr.linalg.products import ArrayRows
 from dkrr.linalg.triangular import forget_inverse_diagonal, inverse_diagonal, inverse_room
 from dkrr.linalg.workspace import Workspace, choose_gram
-from dkrr.models.model import Model
-from dkrr.models.uncertainty import OTHER_SOLVERS
+from dkrr.models.model import OTHER_SOLVERS, Model
 from dkrr.models.validation import check_alpha, check_target_sizes
 from dkrr.store.files import at_present, check_space, full_disk
 from dkrr.tiles import TileMatrix

@@ -361,17 +361,6 @@ def family_kernel(family: str, widths: Floats) -> Kernel:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Evaluation:
-    """One kernel, width and alpha on n rows: -log p / (n t), its derivatives in the logarithms of the widths and of
-    alpha (None where they were not asked for), and the leave-one-out error in units of the targets' standard deviations
-    (root mean square over targets)."""
-
-    loss: float
-    gradient: Floats | None
-    loo_rmse: float
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Explained:
     """Rows to be explained.
 
@@ -408,8 +397,13 @@ class Explained:
         }
         vars(self).update(found)
 
-    def evaluate(self, family: str, widths: Floats, alpha: float, *, gradient: bool = False) -> Evaluation:
-        """Likelihood and leave-one-out error of a kernel with widths (1,) or (d,) and an alpha.
+    def evaluate(self, family: str, widths: Floats, alpha: float) -> tuple[float, Floats, float]:
+        """How well a kernel with widths (1,) or (d,) and an alpha explains the rows.
+
+        Returns
+        -------
+        -log p / (n t), its derivatives in the logarithms of the widths and of alpha, and the leave-one-out error in
+        units of the targets' standard deviations (root mean square over targets).
 
         Raises
         ------
@@ -434,9 +428,9 @@ class Explained:
         q = float(np.vdot(rhs, u))
         loss = 0.5 * (np.log(2.0 * np.pi) + 1.0 + np.log(q / u.size)) + (half_log_det - np.log(self.root).sum()) / n
         loss += np.log(self.deviation).mean()
-        found = self._gradient(family, widths, alpha, inverse, trace, u, q) if gradient else None
+        gradient = self._gradient(family, widths, alpha, inverse, trace, u, q)
         squares = self._squares((u / (self.root * diagonal)[:, None])[:, :, None])
-        return Evaluation(loss=float(loss), gradient=found, loo_rmse=float(np.sqrt(squares.mean())))
+        return float(loss), gradient, float(np.sqrt(squares.mean()))
 
     def path(self, family: str, widths: Floats, alphas: Floats) -> Floats:
         """What each row adds to n times the squares of the leave-one-out errors of all alphas (n, k).

@@ -67,12 +67,8 @@ logger = logging.getLogger("dkrr.selection")
 BATCH_NUMBERS = 4_000_000
 
 
-@dataclass(frozen=True, eq=False)
-class Fold:
-    """Rows ``test`` (f,), predicted by a fit of ``train``; None means all the others."""
-
-    test: Rows
-    train: Rows | None = None
+# rows (f,) that are predicted by a fit of others; None means all the others
+Fold = tuple[Rows, Rows | None]
 
 
 def make_folds(cv: Any, X: Any, y: Any) -> list[Fold]:
@@ -121,7 +117,7 @@ def make_folds(cv: Any, X: Any, y: Any) -> list[Fold]:
                 f"fold {number} has no training or no test rows", hint="every fold needs rows on both sides"
             )
         is_whole = (np.bincount(np.concatenate((train, test)), minlength=len(X)) == 1).all()
-        folds.append(Fold(test, None if is_whole else train))
+        folds.append((test, None if is_whole else train))
     return folds
 
 
@@ -310,48 +306,41 @@ class AlphaPath:
         DataError
             Nothing is left to train on, or a score is not a finite number.
         """
-        folds: list[Any] = self.folds or [None]
         if len(self.inside) < 2:
             raise DataError(
                 f"n_samples={len(self.inside)} rows of positive weight; at least 2 expected",
                 hint="a row is held out, and others must be left to train on",
             )
-        for number, fold in enumerate(self.folds or []):
-            if not np.isin(fold.test, self.inside).any():
-                raise DataError(f"fold {number} holds out no row of positive weight", hint="change the folds")
-            if not len(self._train(fold)):
-                raise DataError(f"fold {number} leaves no training row of positive weight", hint="change the folds")
+        folds = self.folds or [(np.arange(len(self.y)), None)]
         size = max(1, BATCH_NUMBERS // self.y.size)
-        for number, fold in enumerate(folds):
-            predict, rows = self._held_out(fold), slice(None) if fold is None else fold.test
+        for number, (test, train) in enumerate(folds):
+            where = f"fold {number}" if self.folds else ""
+            predict = self._held_out(test, train, where)
             for start in range(0, len(alphas), size):
-                batch = slice(start, min(start + size, len(alphas)))
-                where = "" if fold is None else f"fold {number}"
-                search.add(batch, predict(alphas[batch]), rows, where, 1 / len(folds))
+                batch = slice(start, start + size)
+                search.add(batch, predict(alphas[batch]), test, where, 1 / len(folds))
 
-    def _train(self, fold: Fold) -> Rows:
-        """Rows of positive weight that a fold is predicted from."""
-        if fold.train is None:
-            return np.setdiff1d(self.inside, fold.test)
-        return fold.train[np.isin(fold.train, self.inside)]
-
-    def _held_out(self, fold: Fold | None) -> Callable[[Floats], Floats]:
+    def _held_out(self, test: Rows, train: Rows | None, where: str) -> Callable[[Floats], Floats]:
         """A function of alphas (k,): predictions (f, t, k) of the rows of a fold by a fit without them; of all rows one
         by one without a fold. Rows of weight 0 have no formula: those of a fold are predicted by a fit of their own."""
-        rows = np.arange(len(self.y)) if fold is None else fold.test
-        is_inside = np.isin(rows, self.inside)
-        if fold is not None and (fold.train is not None or not is_inside.all()):
-            train = self._train(fold)
-            return partial(self._eigen(train).predict, self._gram(rows, train))
-        outside = None if is_inside.all() else self._gram(rows[~is_inside], self.inside)
+        is_inside = np.isin(test, self.inside)
+        if self.folds:
+            seen = np.setdiff1d(self.inside, test) if train is None else train[np.isin(train, self.inside)]
+            if not is_inside.any():
+                raise DataError(f"{where} holds out no row of positive weight", hint="change the folds")
+            if not len(seen):
+                raise DataError(f"{where} leaves no training row of positive weight", hint="change the folds")
+            if train is not None or not is_inside.all():
+                return partial(self._eigen(seen).predict, self._gram(test, seen))
+        outside = None if is_inside.all() else self._gram(test[~is_inside], self.inside)
 
         def predict(alphas: Floats) -> Floats:
-            if isinstance(self.system, EigenRidge) and fold is not None:
-                residuals = self.system.leave_fold_out(np.searchsorted(self.inside, rows), alphas)
+            if isinstance(self.system, EigenRidge) and self.folds:
+                residuals = self.system.leave_fold_out(np.searchsorted(self.inside, test), alphas)
             else:
                 residuals = self.system.leave_one_out(alphas)
-            predictions = np.empty((len(rows), self.y.shape[1], len(alphas)))
-            predictions[is_inside] = self.y[rows[is_inside]][:, :, None] - residuals
+            predictions = np.empty((len(test), self.y.shape[1], len(alphas)))
+            predictions[is_inside] = self.y[test[is_inside]][:, :, None] - residuals
             if outside is not None:
                 predictions[~is_inside] = self.system.predict(outside, alphas)
             return predictions

@@ -265,10 +265,9 @@ def minimise(rows: Explained, trial: Trial) -> dict[str, Any]:
         if len(found) >= trial.num_evaluations:  # a line search may ask for more than maxfun
             raise StopIteration
         at = np.exp(parameters)
-        made = rows.evaluate(trial.family, at[:-1], float(at[-1]), gradient=True)
-        found.append({"widths": at[:-1].tolist(), "alpha": float(at[-1]), "loss": made.loss, "loo_rmse": made.loo_rmse})
-        assert made.gradient is not None  # noqa: S101  (narrows the type)
-        return made.loss, made.gradient
+        value, gradient, error = rows.evaluate(trial.family, at[:-1], float(at[-1]))
+        found.append({"widths": at[:-1].tolist(), "alpha": float(at[-1]), "loss": value, "loo_rmse": error})
+        return value, gradient
 
     try:
         minimize(

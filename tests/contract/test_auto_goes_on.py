@@ -110,14 +110,6 @@ def test_what_was_named_holds_in_every_way(named: str, no_row_is_few: None) -> N
     assert len(solution.given_up) == 1
 
 
-def test_a_matrix_that_no_way_solves_is_not_tried_again(
-    no_row_is_few: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    with pytest.raises(dkrr.NotPositiveDefiniteError):
-        estimator(precision="float64", alpha=0.0, kernel="linear", gamma=None).fit(X, Y)
-    assert not [message for message in caplog.messages if "went on" in message]
-
-
 def nearly_singular() -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     """Of a polynomial whose float32 factor has a pivot far below zero, and whose float64 one has not."""
     rng = np.random.default_rng(1)

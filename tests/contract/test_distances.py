@@ -11,7 +11,7 @@ from scipy.linalg import solve
 from sklearn.gaussian_process import kernels
 
 import dkrr
-from dkrr import KernelRidge, load_model
+from dkrr import KernelRidge
 from dkrr.errors import ResidualError
 from dkrr.kernels import kernel_from_dict
 
@@ -109,7 +109,7 @@ def test_every_kernel_finds_near_rows_among_far_ones(rows: str, way: str, name: 
     check(ROWS[rows], KERNELS[name], *WAYS[way])
 
 
-@pytest.mark.parametrize("name", ["ard", "laplacian", "matern52"])
+@pytest.mark.parametrize("name", ["laplacian", "matern52"])
 def test_compiled_blocks_take_differences_too(name: str) -> None:
     X = two_groups(1100)
     y = np.sin(np.arange(1100.0))
@@ -132,14 +132,6 @@ def test_deviations_and_left_out_rows_are_those_of_the_kernel(rows: str, tmp_pat
         np.testing.assert_allclose(deviations, np.sqrt(variance), rtol=0, atol=1e-9)
         left_out = est.leave_one_out()
         np.testing.assert_allclose(np.ravel(left_out.residuals), inverse @ Y / np.diag(inverse), rtol=0, atol=1e-10)
-
-
-def test_a_saved_model_predicts_the_same(tmp_path: Path) -> None:
-    X = ROWS["1e8"]
-    est = check(X, ARD, *WAYS["memory"])
-    est.save(tmp_path / "model.zarr")
-    np.testing.assert_array_equal(load_model(tmp_path / "model.zarr").predict(X), est.predict(X))
-    np.testing.assert_allclose(est.predict(X[5:6]), est.predict(X)[5:6], rtol=0, atol=1e-14)
 
 
 def test_kernels_of_scikit_learn_are_given_such_rows_as_they_are() -> None:

@@ -35,13 +35,6 @@ def test_intervals_after_cg_are_those_of_exact_residuals(decades: float) -> None
     assert (upper - lower) / 2 == pytest.approx(np.full(N, size[int(np.ceil((N + 1) * 0.8)) - 1]), rel=1e-6)
 
 
-def test_a_grid_of_alphas_is_not_for_cg() -> None:
-    X = np.random.default_rng(0).standard_normal((N, 3))
-    search = dkrr.KernelRidgeCV([1e-2, 1.0], kernel="rbf", gamma=0.3, solver="cg")
-    with pytest.raises(dkrr.ParameterError, match=r"'cg' with a grid of alphas.*'cholesky'"):
-        search.fit(X, np.sin(X[:, 0]))
-
-
 @pytest.mark.parametrize(("said", "code"), [('"exact"', 0), ('"stochastic"', 2), ('"yes"', 2)])
 def test_the_words_of_earlier_jobs(said: str, code: int, tmp_path: Path) -> None:
     np.savetxt(tmp_path / "rows.csv", np.eye(9)[:, :3], delimiter=",", header="a,b,y", comments="")

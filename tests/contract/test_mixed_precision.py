@@ -25,9 +25,9 @@ def matrix_of(values: np.ndarray) -> np.ndarray:
 
 @pytest.mark.whole
 @pytest.mark.parametrize("targets", ["smooth", "noise"])
-@pytest.mark.parametrize("condition", [1e9, 1e11])
-def test_what_float64_solves_mixed_solves(condition: float, targets: str) -> None:
+def test_what_float64_solves_mixed_solves(targets: str) -> None:
     """The residual that can be reached is cond eps |u|; the iterations stop there and do not move away again."""
+    condition = 1e11
     matrix = matrix_of(np.logspace(0, -np.log10(condition), N))
     y = NOISE if targets == "noise" else matrix @ NOISE
     exact = dkrr.KernelRidge(0.0, kernel="precomputed").fit(matrix, y)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import dkrr
-import dkrr.models.uncertainty
 
 RNG = np.random.default_rng(0)
 X, Z = RNG.standard_normal((50, 3)), RNG.standard_normal((7, 3))
@@ -76,5 +75,5 @@ def test_a_factor_of_an_earlier_version_is_taken_if_it_is_that_of_the_kernel(
         est = dkrr.KernelRidge(0.1, kernel="rbf", gamma=0.5, store=str(tmp_path / "store"), **FACTORISED).fit(X, Y)
         est.save(tmp_path / "model.zarr")
     std = est.predict(Z, return_std=True)[1]
-    monkeypatch.setattr("dkrr.models.uncertainty.MAX_DENSE_ROWS", 10)  # none is made in memory
+    monkeypatch.setattr("dkrr.models.model.MAX_DENSE_ROWS", 10)  # none is made in memory
     np.testing.assert_allclose(dkrr.load_model(tmp_path / "model.zarr").predict_std(Z), std, rtol=1e-9)

@@ -87,46 +87,33 @@ def test_of_trials_as_good_the_best_conditioned_is_chosen() -> None:
     assert f"alpha = {best['alpha']}" in Path("best.toml").read_text()
 
 
-def test_the_table_says_what_the_choice_cost_and_saved() -> None:
+def test_what_a_search_says_and_leaves() -> None:
     write_job(noise=0.3)
     result = run("tune", "job.toml", "-o", "best.toml")
     assert result.exit_code == 0, result.output
     search = json.loads(Path("best.search.json").read_text())
-    lines = result.stdout.splitlines()
-    for name, mark in (("least_error", "smallest error"), ("best", "chosen")):
+    best, least = search["best"], search["least_error"]
+    lines = [line for line in result.stdout.splitlines() if line.strip()]
+    for found, mark in ((least, "smallest error"), (best, "chosen")):
         (line,) = [line for line in lines if line.rstrip().endswith(mark)]
-        assert f"{search[name]['alpha']:.3g}" in line
-        assert f"{search[name]['condition']:.1e}" in line
+        assert f"{found['alpha']:.3g}" in line
+        assert f"{found['condition']:.1e}" in line
         assert sum(mark in line for line in Path("best.toml").read_text().splitlines()) == 1
-    rows = {line.split()[0]: line for line in lines if line.strip()}
-    cost = 100 * (search["best"]["loo_rmse"] / search["least_error"]["loo_rmse"] - 1)
-    assert f"error +{cost:.2f} %" in rows["cost"]
-    assert (
-        f"condition {search['best']['condition']:.1e} instead of {search['least_error']['condition']:.1e}"
-        in rows["saved"]
-    )
-    best, least = (f"about {search['foreseen_seconds'][name]:.0f} s" for name in ("best", "least_error"))
-    assert f"a fit of {best} {'either way' if best == least else f'instead of {least}'}" in rows["saved"]
-
-
-def test_the_last_line_says_where_the_run_will_be() -> None:
-    write_job(noise=0.1)
-    result = run("tune", "job.toml", "-o", "best.toml")
-    assert result.exit_code == 0, result.output
-    last = [line for line in result.stdout.splitlines() if line.strip()][-1]
-    assert last.startswith(f"dkrr fit {Path('best.toml').absolute()}: ")
-    assert str(Path("runs/best").absolute()) in last
-    assert f"[output] directory of the job that was tuned is {Path('runs/first').absolute()}" in last
-    written, best = tomllib.loads(Path("best.toml").read_text()), JobSpec.load("best.toml")
-    assert (written["data"]["path"], best.tune) == ("data.npy", None)  # seen from its folder
-    assert best.output.store == JobSpec.load("job.toml").store
+    rows = {line.split()[0]: line for line in lines}
+    assert f"error +{100 * (best['loo_rmse'] / least['loo_rmse'] - 1):.2f} %" in rows["cost"]
+    assert f"condition {best['condition']:.1e} instead of {least['condition']:.1e}" in rows["saved"]
+    chosen, other = (f"about {search['foreseen_seconds'][name]:.0f} s" for name in ("best", "least_error"))
+    assert f"a fit of {chosen} {'either way' if chosen == other else f'instead of {other}'}" in rows["saved"]
+    # the last line says where the run will be
+    assert lines[-1].startswith(f"dkrr fit {Path('best.toml').absolute()}: ")
+    assert str(Path("runs/best").absolute()) in lines[-1]
+    assert f"[output] directory of the job that was tuned is {Path('runs/first').absolute()}" in lines[-1]
+    written, job = tomllib.loads(Path("best.toml").read_text()), JobSpec.load("best.toml")
+    assert (written["data"]["path"], job.tune) == ("data.npy", None)  # seen from its folder
+    assert job.output.store == JobSpec.load("job.toml").store
     assert run("fit", "best.toml").exit_code == 0
     assert dkrr.load_model("runs/best/model.zarr").num_rows == N
-
-
-def test_a_picture_is_drawn_without_being_asked_for() -> None:
-    write_job(noise=0.1)
-    assert run("tune", "job.toml", "-o", "best.toml").exit_code == 0
+    # a picture is drawn unless it is declined; this search is read from the store
     assert Path("best.search.png").read_bytes().startswith(b"\x89PNG")
     assert run("tune", "job.toml", "-o", "plain.toml", "--no-picture").exit_code == 0
     assert not Path("plain.search.png").exists()

@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dkrr import KernelRidge
 from dkrr.fit.choices import Iterations, Limits, Problem, SolverChoice
 from dkrr.fit.plan import Decision, decide
-from dkrr.fit.rates import Machine, TileSeconds, choose_split, choose_tiles, nominal_machine, simulate
+from dkrr.fit.rates import Machine, TileSeconds, simulate
 from dkrr.fit.trial import Trial
 from dkrr.kernels import make_kernel
 from dkrr.linalg.direct import Split
-from dkrr.linalg.workspace import choose_tile_size, task_bytes
 from dkrr.tiles import TileGrid
-from tests.reference import dense_krr
 
 MACHINE = Machine(
     threads=2,
@@ -148,64 +147,17 @@ def test_what_was_asked_for_is_done(asked: dict[str, Any]) -> None:
         assert settings.iterative.rank == decision.chosen.rank > 0
 
 
-# --- primal ----------------------------------------------------------------------------------------------------------
-
-
-def explicit(n: int, d: int, kernel: str = "linear", primal: bool = True, **parameters: Any) -> Problem:
-    resolved = make_kernel(kernel, **parameters).resolve(d)
-    return Problem(num_rows=n, num_features=d, num_targets=1, kernel=resolved, alpha=(1.0,), primal=primal)
-
-
-@pytest.mark.parametrize(
-    ("asked", "words", "solver"),
-    [
-        (explicit(5_000_000, 50), {}, "primal"),
-        (explicit(3000, 4000), {}, "cholesky"),
-        (explicit(8000, 5, primal=False), {}, "cholesky"),
-        (explicit(8000, 5), {"precision": "mixed"}, "cholesky"),
-        (explicit(8000, 5, "poly", degree=2.5), {}, "cholesky"),
-    ],
-    ids=str,
-)
-def test_few_features_need_no_measurement(asked: Problem, words: dict[str, Any], solver: str) -> None:
-    found = decide(asked, SolverChoice(**words), LIMITS, machine=unwanted)
-    assert found.chosen.solver == solver
-    assert ("less arithmetic" in found.reasons["solver"]) == (solver == "primal")
-
-
 # --- iterations from a sample ----------------------------------------------------------------------------------------
-
-
-def plain_iterations(matrix: np.ndarray, alpha: float, y: np.ndarray, tol: float) -> int:
-    """Textbook conjugate gradients."""
-    x, r = np.zeros_like(y), y.copy()
-    p, count = r.copy(), 0
-    while np.linalg.norm(r) > tol * np.linalg.norm(y):
-        q = matrix @ p + alpha * p
-        step = r @ r / (p @ q)
-        x, new = x + step * p, r - step * q
-        p, r, count = new + (new @ new) / (r @ r) * p, new, count + 1
-    np.testing.assert_allclose(x, dense_krr(matrix, y, alpha), rtol=1e-2, atol=1e-4)
-    return count
-
-
-def sampled(n: int, s: int, kernel: Any, weights: bool = False) -> tuple[Trial, np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((n, 5))
-    y = np.sin(x[:, 0]) + x[:, 1] * x[:, 2] + 0.1 * rng.standard_normal(n)
-    root = np.sqrt(rng.uniform(0.5, 2, n)) if weights else None
-    matrix = kernel(x, x) if root is None else root[:, None] * kernel(x, x) * root
-    rhs = y if root is None else root * y
-    pool = min(n, s + 1800)
-    part = None if root is None else root[:pool]
-    return Trial(kernel, x[:pool], rhs[:s, None], n, part, seconds=20.0), matrix, rhs
 
 
 @pytest.mark.parametrize("kernel", ["rbf", "matern"])
 def test_a_third_of_the_rows_gives_the_right_size(kernel: str) -> None:
-    resolved = make_kernel(kernel, **({} if kernel == "matern" else {"gamma": 0.2})).resolve(5)
-    trial, matrix, rhs = sampled(1800, 600, resolved)
-    true = plain_iterations(matrix, 0.1, rhs, 1e-6)
+    rng, resolved = np.random.default_rng(0), make_kernel(kernel, **({} if kernel == "matern" else {"gamma": 0.2}))
+    x = rng.standard_normal((1800, 5))
+    y = np.sin(x[:, 0]) + x[:, 1] * x[:, 2] + 0.1 * rng.standard_normal(1800)
+    options: dict[str, Any] = {"solver": "cg", "tol": 1e-6, "solver_params": {"preconditioner": "none"}}
+    true = KernelRidge(0.1, kernel=resolved, precision="float64", **options).fit(x, y).n_iter_
+    trial = Trial(resolved.resolve(5), x, y[:600, None], 1800, seconds=20.0)
     found = trial.cg([0.1], (0, 100, 400), 1e-6)
     assert found[0].low / 1.6 <= true <= 1.6 * found[0].high
     assert found[0].high > found[100].high > found[400].high >= 1
@@ -215,11 +167,6 @@ def test_a_third_of_the_rows_gives_the_right_size(kernel: str) -> None:
 
 # tiles for which only arithmetic counts, a product taking a second
 FLOPS = TileSeconds(gemm=1.0, syrk=0.5, trsm=0.5, potrf=1 / 6, make=0.0, read=0.0, write=0.0, task=0.0)
-WAY = ("float64", "on_the_fly")
-
-
-def grid_of(side: int, b: int = 128) -> TileGrid:
-    return TileGrid(side * b, b)
 
 
 @pytest.mark.parametrize(
@@ -227,24 +174,9 @@ def grid_of(side: int, b: int = 128) -> TileGrid:
     [(10, 2, 1, 0.92, 0.98), (20, 32, 2, 0.15, 0.52), (122, 100, 4, 0.27, 0.92)],
 )
 def test_figures_of_the_design(side: int, workers: int, num_last: int, without: float, with_it: float) -> None:
-    grid, split = grid_of(side, 2048), Split(num_columns=side, num_last=num_last)
+    grid, split = TileGrid(side * 2048, 2048), Split(num_columns=side, num_last=num_last)
     assert simulate(grid, Split(), workers, FLOPS).efficiency == pytest.approx(without, abs=0.02)
     assert simulate(grid, split, workers, FLOPS).efficiency == pytest.approx(with_it, abs=0.02)
-
-
-def test_tiles_for_many_workers() -> None:
-    n, workers = 30_000, 32
-    usual = choose_tile_size(n, 10, None, 8, workers)
-    b = choose_tiles(n, 10, None, workers, *WAY, usual)
-
-    def seconds(edge: int) -> float:
-        tile = TileSeconds.of(nominal_machine(workers), edge, *WAY)
-        return simulate(TileGrid(n, edge), choose_split(n, edge, workers, *WAY), workers, tile).seconds
-
-    assert seconds(b) <= seconds(usual)
-    assert seconds(b) < 0.8 * seconds(2048)
-    limit = int(task_bytes(384, 10) / 0.8)
-    assert choose_tiles(n, 10, limit, workers, *WAY, 256) <= 384
 
 
 def test_the_table_of_the_readme_has_a_row_for_each_number_of_workers() -> None:

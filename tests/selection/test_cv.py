@@ -12,7 +12,7 @@ from sklearn.metrics import get_scorer
 from sklearn.model_selection import GroupKFold, KFold, LeaveOneGroupOut, ShuffleSplit, TimeSeriesSplit, check_cv
 
 import dkrr.selection.cv
-from dkrr import KernelRidge, KernelRidgeCV, ingest, load_model
+from dkrr import KernelRidge, KernelRidgeCV, ingest
 from dkrr.errors import DataError, NotPositiveDefiniteError, ParameterError
 
 RNG = np.random.default_rng(3)
@@ -151,17 +151,6 @@ def test_a_fold_must_leave_rows_with_a_weight() -> None:
 
 
 # --- the estimator -------------------------------------------------------------------------------------------------
-
-
-def test_is_a_fitted_kernel_ridge(tmp_path: Any) -> None:
-    fitted = KernelRidgeCV(np.repeat(ALPHAS, 4), kernel="rbf", fit_intercept=True, alpha_per_target=True)
-    fitted.fit(X, Y, sample_weight=WEIGHT)
-    plain = KernelRidge(fitted.alpha_, kernel="rbf", fit_intercept=True).fit(X, Y, sample_weight=WEIGHT)
-    np.testing.assert_allclose(fitted.dual_coef_, plain.dual_coef_, rtol=1e-7, atol=1e-10)
-    assert max(fitted.solution_.backward_error) < 1e-14
-    fitted.save(tmp_path / "model.zarr")
-    np.testing.assert_array_equal(load_model(tmp_path / "model.zarr").predict(Z), fitted.predict(Z))
-    assert "alpha" not in fitted.get_params()
 
 
 def test_an_alpha_that_is_too_small_is_named() -> None:
