@@ -24,8 +24,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.dataset.columns import target_columns
 from dkrr.dataset.rows import DIGEST_ROWS, Floats, RowArray, RowSummary, damaged, decode_floats, prefix_digest
+from dkrr.dataset.table import target_columns
 from dkrr.errors import DataError, StoreError
 from dkrr.markup import lines_text, named
 from dkrr.store.documents import refuse_links
