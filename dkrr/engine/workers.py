@@ -26,8 +26,7 @@ import socket
 import time
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -55,9 +54,8 @@ Challenge = dict[str, Any]
 """``{"store": path or URL, "key": name of an object, "token": what it holds}``"""
 
 
-@contextmanager
-def challenge(store: Any) -> Iterator[Challenge | None]:
-    """A small object in ``store`` while the block runs, for workers to find; None when there is no store to look at.
+def leave_challenge(store: Any) -> Challenge | None:
+    """Leave a small object in ``store`` for workers to find; None when there is no store to look at.
 
     Raises
     ------
@@ -65,18 +63,20 @@ def challenge(store: Any) -> Iterator[Challenge | None]:
         The store cannot be written from here.
     """
     if store is None:
-        yield None
-        return
+        return None
     asked = {"store": store, "key": f"probe-{uuid.uuid4().hex}.json", "token": uuid.uuid4().hex}
     try:
         write_json(store, asked["key"], {"token": asked["token"]})
     except OSError as exc:
         raise StoreError(f"{store} cannot be written ({exc})", hint="choose another [output] store") from exc
-    try:
-        yield asked
-    finally:
+    return asked
+
+
+def remove_challenge(asked: Challenge | None) -> None:
+    """Remove what :func:`leave_challenge` has left."""
+    if asked is not None:
         with contextlib.suppress(OSError, StoreError):
-            delete_key(store, asked["key"])
+            delete_key(asked["store"], asked["key"])
 
 
 def answer_challenge(asked: Challenge | None) -> str:
@@ -186,8 +186,6 @@ async def describe_worker(dask_worker: Any, **request: Any) -> dict[str, Any]:
     if threads_before > 1 and not per_thread:
         threadpool_limits(limits=1, user_api="blas")
         libraries = blas_libraries()
-        threads_after = max(int(library["num_threads"]) for library in libraries)
-        logger.warning("BLAS used %d threads in this process; now %d", threads_before, threads_after)
     return {
         "versions": versions(),
         "pid": os.getpid(),
@@ -281,8 +279,7 @@ async def describe_workers(client: Client, addresses: Sequence[str], timeout: fl
         One does not answer within ``timeout`` seconds, or dkrr does not run there.
     """
     # the object for the workers to find is written in a thread: a slow store must not hold up this client
-    context = challenge(store)
-    asked = await asyncio.to_thread(context.__enter__)
+    asked = await asyncio.to_thread(leave_challenge, store)
     try:
         tasks = {
             address: asyncio.ensure_future(
@@ -294,7 +291,7 @@ async def describe_workers(client: Client, addresses: Sequence[str], timeout: fl
         for task in late:
             task.cancel()
     finally:
-        await asyncio.to_thread(context.__exit__, None, None, None)
+        await asyncio.to_thread(remove_challenge, asked)
     if late:
         silent = [address for address, task in tasks.items() if task in late]
         raise ClusterError(
@@ -357,7 +354,7 @@ class Admission:
     client
         A synchronous ``distributed.Client``.
     workers
-        Those that passed the start-up check; none of them means that there is nothing to compare with, an error.
+        Those that passed the start-up check, one at least.
     store
         Where late workers must be able to read and write, as in :func:`dkrr.engine.workers.check_workers`.
 
@@ -372,8 +369,6 @@ class Admission:
     """
 
     def __init__(self, client: Any, workers: Sequence[WorkerInfo], *, store: Any = None) -> None:
-        if not workers:
-            raise ClusterError("no worker has been checked", hint="start some first")
         self.client, self.store, self.needed_bytes = client, store, 0
         self._admitted = {worker.address: worker for worker in workers}
         self._refused: dict[str, dict[str, str]] = {}

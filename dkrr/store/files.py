@@ -502,17 +502,14 @@ def check_space(location: Any, num_bytes: int) -> None:
     StorageFullError
         With ``needed`` and ``free`` in bytes.
     """
-    root = local_root(location)
-    if root is None:
-        return
-    free = free_bytes(root)
-    if num_bytes > free:
+    free = None if is_url(location) else free_bytes(location)
+    if free is not None and num_bytes > free:
         raise StorageFullError(
-            f"{root} needs {num_bytes:,} bytes and {free:,} are free",
+            f"{location} needs {num_bytes:,} bytes and {free:,} are free",
             hint="free some space or choose another disk",
             needed=num_bytes,
             free=free,
-            path=str(root),
+            path=str(location),
         )
 
 
