@@ -158,17 +158,6 @@ def failing_at(specification: str) -> Iterator[failpoints.Failpoints]:
         failpoints.arm(None)
 
 
-def lasts_from(points: failpoints.Failpoints, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first fault fires at every visit from the given one on."""
-    rule = points.rules[0]
-
-    def is_due() -> bool:
-        rule.visits += 1
-        return rule.visits >= number
-
-    monkeypatch.setattr(rule, "is_due", is_due)
-
-
 def attempt(action: Callable[[], Any], success: str) -> str:
     """``success``, or E for a typed error of one line; an error without a type is a failure."""
     try:

@@ -1,15 +1,5 @@
 """X, y and weights on disk in row chunks: ingest, digests, statistics, splits."""
 
-from dkrr.dataset.columns import (
-    Fitted,
-    feature_columns,
-    find_names,
-    frame_labels,
-    match_features,
-    match_targets,
-    target_columns,
-    unique_names,
-)
 from dkrr.dataset.dataset import Dataset, Generation, attributes_of, fields_of, open_dataset
 from dkrr.dataset.ingest import append, ingest
 from dkrr.dataset.rows import (
@@ -22,7 +12,19 @@ from dkrr.dataset.rows import (
 )
 from dkrr.dataset.scaling import DRIFT_LIMIT, Scaling, prepare_rows, read_mask, row_hash_fraction
 from dkrr.dataset.sources import Table, open_table
-from dkrr.dataset.table import check_shape, to_floats, with_mask
+from dkrr.dataset.table import (
+    Fitted,
+    check_shape,
+    feature_columns,
+    find_names,
+    frame_labels,
+    match_features,
+    match_targets,
+    target_columns,
+    to_floats,
+    unique_names,
+    with_mask,
+)
 from dkrr.dataset.writer import check_outside, drop_generations, keep_last
 
 __all__ = [

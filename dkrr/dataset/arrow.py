@@ -26,7 +26,6 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pyarrow.types as t
 
-from dkrr.dataset.columns import frame_labels, unique_names
 from dkrr.dataset.rows import Floats
 from dkrr.dataset.table import (
     BLOCK_BYTES,
@@ -35,10 +34,12 @@ from dkrr.dataset.table import (
     Header,
     Table,
     check_shape,
+    frame_labels,
     is_missing,
     is_number,
     no_numbers,
     unchanged,
+    unique_names,
     visible_files,
 )
 from dkrr.errors import DataError, ParameterError

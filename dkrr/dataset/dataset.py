@@ -19,17 +19,18 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.dataset.columns import target_columns
 from dkrr.dataset.rows import DIGEST_ROWS, Floats, RowArray, RowSummary, damaged, decode_floats, prefix_digest
+from dkrr.dataset.table import target_columns
 from dkrr.errors import DataError, StoreError
 from dkrr.markup import lines_text, named
 from dkrr.store.documents import refuse_links
-from dkrr.store.files import check_place, local_root, read_json, storage_errors
+from dkrr.store.files import check_place, is_url, read_json, storage_errors
 
 FORMAT = "dataset"
 FORMAT_VERSION = 1
@@ -307,8 +308,7 @@ def open_dataset(path: Any, *, version: int | None = None) -> Dataset:
         Nothing there, unfinished, of a newer format version, damaged metadata, or a version that is gone.
     """
     check_place("path", path)
-    root = local_root(path)
-    where = str(path) if root is None else str(root)
+    where = str(path) if is_url(path) else str(Path(path))
     refuse_links(path, is_deep=False)
     with storage_errors(path):
         attributes = attributes_of(path)
@@ -327,7 +327,7 @@ def open_dataset(path: Any, *, version: int | None = None) -> Dataset:
             if version not in known:
                 raise StoreError(f"version {version} of {where} is gone", hint="open it again: it has other rows now")
             attributes = known[version]
-        return _from_attributes(where if root is not None else path, attributes)
+        return _from_attributes(where, attributes)
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise StoreError(f"{where} has unreadable metadata ({exc!r})", hint="restore it, or ingest it again") from exc
 

@@ -19,11 +19,19 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.dataset.columns import Column, Layout, is_number, resolve, target_columns
 from dkrr.dataset.dataset import Dataset, fields_of, open_dataset
 from dkrr.dataset.rows import Floats
 from dkrr.dataset.sources import open_table
-from dkrr.dataset.table import MISSING_MARKS, Header, Table
+from dkrr.dataset.table import (
+    MISSING_MARKS,
+    Column,
+    Header,
+    Layout,
+    Table,
+    is_place,
+    resolve,
+    target_columns,
+)
 from dkrr.dataset.writer import claimed, is_finished, writing
 from dkrr.errors import DataError, ParameterError, StoreError, StoreMismatchError, check_whole, did_you_mean
 from dkrr.store.files import check_place, overlaps
@@ -457,7 +465,7 @@ def _as_before(base: Dataset, table: Table, **given: Any) -> dict[str, Any]:
     for role, (wanted, declared) in own.items():
         columns = given[role] if isinstance(given[role], list | tuple) else [given[role]]
         # numbers are those of another file, whose columns may stand elsewhere
-        is_free = given[role] is None or (table.is_named and all(is_number(column, table.names) for column in columns))
+        is_free = given[role] is None or (table.is_named and all(is_place(column, table.names) for column in columns))
         is_told = table.is_named or role != "features"  # an array of other width is no part of it
         names = wanted if isinstance(wanted, list) else [wanted]
         if is_free and is_told and declared is None and wanted and set(table.names).issuperset(names):

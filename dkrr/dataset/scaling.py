@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.dataset.columns import column_number, is_number
 from dkrr.dataset.dataset import Dataset, Mask, fields_of
 from dkrr.dataset.rows import Floats, Moments, row_moments
 from dkrr.dataset.sources import open_table
-from dkrr.dataset.table import Header
+from dkrr.dataset.table import Header, column_number, is_place
 from dkrr.dataset.writer import claimed, writing
 from dkrr.errors import DataError, ParameterError, StoreMismatchError
 
@@ -155,7 +154,15 @@ def prepare_rows(
     }
     with claimed(dest, wait=True) as existing:
         if existing is not None:
-            return _reuse(existing, origin)
+            made_of = existing.origin or {}
+            differing = [name for name, value in origin.items() if made_of.get(name) != value]
+            if differing:
+                raise StoreMismatchError(
+                    f"{existing.path} exists and was prepared from other rows (differing: {', '.join(differing)})",
+                    hint="remove it, or choose another destination",
+                    fields=differing,
+                )
+            return existing, None if made_of["resolved"] is None else Scaling.from_dict(made_of["resolved"])
         dataset.verify()  # a damaged or exchanged chunk must not be copied under a digest of its own
         if scaling is None and standardize:
             scaling = Scaling.of(*(row_moments(part, without=mask) for part in (dataset.X, dataset.targets)))
@@ -180,18 +187,6 @@ def prepare_rows(
 def mask_digest(keep: Mask) -> str:
     """SHA-256 of which rows are kept."""
     return hashlib.sha256(np.packbits(keep).tobytes()).hexdigest()
-
-
-def _reuse(existing: Dataset, origin: dict[str, Any]) -> tuple[Dataset, Scaling | None]:
-    found = existing.origin or {}
-    differing = [name for name, value in origin.items() if found.get(name) != value]
-    if differing:
-        raise StoreMismatchError(
-            f"{existing.path} exists and was prepared from other rows (differing: {', '.join(differing)})",
-            hint="remove it, or choose another destination",
-            fields=differing,
-        )
-    return existing, None if found["resolved"] is None else Scaling.from_dict(found["resolved"])
 
 
 # --- rows that are held out -------------------------------------------------------------------------------------------
@@ -264,7 +259,7 @@ def read_mask(
     StoreError
         The file cannot be read.
     """
-    has_names = not is_number(0 if column is None else column, []) if header == "auto" else header
+    has_names = not is_place(0 if column is None else column, []) if header == "auto" else header
     text: dict[str, Any] = {"header": has_names, "delimiter": delimiter, "decimal": decimal}
     table = open_table(source, **text, allow_1d=True)
     j = column_number(table, 0 if column is None else column, "column")

@@ -23,10 +23,19 @@ from urllib.parse import parse_qsl
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.dataset.columns import frame_labels, unique_names
 from dkrr.dataset.dataset import FORMAT, Dataset, open_dataset
 from dkrr.dataset.rows import Floats
-from dkrr.dataset.table import ArrayTable, Table, array_table, as_array, is_visible, joined, unchanged
+from dkrr.dataset.table import (
+    ArrayTable,
+    Table,
+    array_table,
+    as_array,
+    frame_labels,
+    is_visible,
+    joined,
+    unchanged,
+    unique_names,
+)
 from dkrr.errors import DataError, ParameterError, StoreError, did_you_mean
 from dkrr.store.documents import refuse_links
 from dkrr.store.files import (

@@ -215,8 +215,6 @@ class DatasetWriter:
         with storage_errors(self.location, self.needed):
             tidy(self.location)  # what an interrupted run left
             if self._before is None:
-                if (root := local_root(self.location)) is not None:
-                    root.mkdir(exist_ok=True)
                 self._write_attributes({"complete": False})
             if self._base is not None:
                 tail = self._base.read_parts(self.num_rows // DIGEST_ROWS * DIGEST_ROWS, self.num_rows)

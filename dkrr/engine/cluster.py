@@ -328,14 +328,10 @@ def checked_executor(client: Any, *, store: Any = None) -> DaskExecutor:
         Workers differ in what matters, or cannot use the store; one table names them.
     """
     workers = check_workers(client, store=store)
-    if _is_ours(client):
+    local = sys.modules.get("dkrr.engine.local")
+    if local is not None and isinstance(client.cluster, local.LocalProcesses):
         return DaskExecutor(client, workers=workers)
     return DaskExecutor(client, admission=Admission(client, workers, store=store))
-
-
-def _is_ours(client: Any) -> bool:
-    local = sys.modules.get("dkrr.engine.local")
-    return local is not None and isinstance(client.cluster, local.LocalProcesses)
 
 
 def require_memory(executor: Executor, bytes_per_thread: int) -> None:

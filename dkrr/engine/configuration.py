@@ -110,26 +110,14 @@ PARENT_PID = "DKRR_PARENT_PID"
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent ends; end at once when the parent is gone already.
-
-    Parameters
-    ----------
-    parent_pid
-        Process id of the parent, known from before the parent could have died.
-    """
+def dask_setup(server: Any) -> None:
+    """Called by Dask before ``server`` (a nanny or a worker) accepts work: it dies with its parent from then on."""
     if not sys.platform.startswith("linux"):
         return
+    parent = multiprocessing.parent_process()  # a nanny's worker has one, a nanny has none
+    pid = parent.pid if parent is not None else int(os.environ.get(PARENT_PID, os.getppid()))
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     # A parent that died before the call above sends no signal; its children have another parent by now.
-    if os.getppid() != parent_pid:
+    if os.getppid() != pid:
         os._exit(1)
-
-
-def dask_setup(server: Any) -> None:
-    """Called by Dask before ``server`` (a nanny or a worker) accepts work."""
-    parent = multiprocessing.parent_process()  # a nanny's worker has one, a nanny has none
-    pid = parent.pid if parent is not None else int(os.environ.get(PARENT_PID, os.getppid()))
-    if pid is not None:
-        die_with_parent(pid)

@@ -221,8 +221,8 @@ def cpu_model() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of dkrr and of packages that matter as installed here; "missing" for what is not there."""
-    found = {"dkrr": __version__}
+    """Versions of Python, dkrr and the packages that matter, as installed here; "missing" for what is not there."""
+    found = {"python": platform.python_version(), "dkrr": __version__}
     for package in PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)
@@ -354,7 +354,7 @@ def machine_report(folder: str | os.PathLike[str] = ".") -> dict[str, Any]:
             "disk_write_bytes_per_second": write,
             "disk_read_bytes_per_second": read,
         },
-        "versions": versions() | {"python": platform.python_version()},
+        "versions": versions(),
     }
 
 

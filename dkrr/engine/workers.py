@@ -26,8 +26,7 @@ import socket
 import time
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +44,7 @@ from dkrr.engine.machine import (
 )
 from dkrr.engine.tasks import DaskExecutor, Executor
 from dkrr.errors import ClusterError, DkrrError, StoreError
-from dkrr.store.files import delete_key, local_root, read_json, write_json
+from dkrr.store.files import delete_key, read_json, write_json
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -55,9 +54,8 @@ Challenge = dict[str, Any]
 """``{"store": path or URL, "key": name of an object, "token": what it holds}``"""
 
 
-@contextmanager
-def challenge(store: Any) -> Iterator[Challenge | None]:
-    """A small object in ``store`` while the block runs, for workers to find; None when there is no store to look at.
+def leave_challenge(store: Any) -> Challenge | None:
+    """Leave a small object in ``store`` for workers to find; None when there is no store to look at.
 
     Raises
     ------
@@ -65,21 +63,20 @@ def challenge(store: Any) -> Iterator[Challenge | None]:
         The store cannot be written from here.
     """
     if store is None:
-        yield None
-        return
+        return None
     asked = {"store": store, "key": f"probe-{uuid.uuid4().hex}.json", "token": uuid.uuid4().hex}
-    root = local_root(store)
     try:
-        if root is not None:
-            root.mkdir(parents=True, exist_ok=True)
         write_json(store, asked["key"], {"token": asked["token"]})
     except OSError as exc:
         raise StoreError(f"{store} cannot be written ({exc})", hint="choose another [output] store") from exc
-    try:
-        yield asked
-    finally:
+    return asked
+
+
+def remove_challenge(asked: Challenge | None) -> None:
+    """Remove what :func:`leave_challenge` has left."""
+    if asked is not None:
         with contextlib.suppress(OSError, StoreError):
-            delete_key(store, asked["key"])
+            delete_key(asked["store"], asked["key"])
 
 
 def answer_challenge(asked: Challenge | None) -> str:
@@ -127,7 +124,7 @@ _HINTS = {
 class WorkerInfo:
     """What one worker process is.
 
-    ``versions`` are those of Python (minor, "3.11"), dkrr and packages as installed where the worker runs, and ``blas``
+    ``versions`` are those of Python, dkrr and packages as installed where the worker runs, and ``blas``
     describes each loaded BLAS library as ``threadpoolctl.threadpool_info`` does (``internal_api``, ``architecture``,
     ``version``, ``num_threads``, ...), after the limit to one thread. ``failures`` are wrong answers of the BLAS,
     ``store_problem`` says what it cannot do with the store; both are empty when all is well.
@@ -164,7 +161,13 @@ class WorkerInfo:
     @property
     def matters(self) -> dict[str, str]:
         """What must be the same on all workers."""
-        return {name: self.versions.get(name, MISSING) for name in _COMPARED} | {_KERNEL: self.blas_kernel}
+        return _compared(self.versions) | {_KERNEL: self.blas_kernel}
+
+
+def _compared(found: Mapping[str, str]) -> dict[str, str]:
+    """The versions that must be the same everywhere; of Python, whose patches do not matter, 3.11 and not 3.11.9."""
+    there = {name: found.get(name, MISSING) for name in _COMPARED}
+    return there | {"python": ".".join(there["python"].split(".")[:2])}
 
 
 async def describe_worker(dask_worker: Any, **request: Any) -> dict[str, Any]:
@@ -183,10 +186,8 @@ async def describe_worker(dask_worker: Any, **request: Any) -> dict[str, Any]:
     if threads_before > 1 and not per_thread:
         threadpool_limits(limits=1, user_api="blas")
         libraries = blas_libraries()
-        threads_after = max(int(library["num_threads"]) for library in libraries)
-        logger.warning("BLAS used %d threads in this process; now %d", threads_before, threads_after)
     return {
-        "versions": process_versions(),
+        "versions": versions(),
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "name": str(dask_worker.name),
@@ -197,11 +198,6 @@ async def describe_worker(dask_worker: Any, **request: Any) -> dict[str, Any]:
         "failures": self_test(),
         "store_problem": await asyncio.to_thread(answer_challenge, request.get("challenge")),
     }
-
-
-def process_versions() -> dict[str, str]:
-    """Versions of Python (minor), dkrr and the packages that matter, as installed here."""
-    return {"python": ".".join(platform.python_version_tuple()[:2]), **versions()}
 
 
 def check_workers(client: Client, timeout: float = 30.0, *, store: Any = None) -> list[WorkerInfo]:
@@ -239,9 +235,9 @@ def check_workers(client: Client, timeout: float = 30.0, *, store: Any = None) -
     workers: list[WorkerInfo] = client.sync(describe_workers, client, addresses, timeout, store)
     # the BLAS of this process takes no part in the work
     kernel, _ = Counter(worker.blas_kernel for worker in workers).most_common(1)[0]
-    here, found = process_versions(), defaultdict[str, list[str]](list)
+    expected, found = _compared(versions()) | {_KERNEL: kernel}, defaultdict[str, list[str]](list)
     for worker in workers:
-        for text in differences({name: here[name] for name in _COMPARED} | {_KERNEL: kernel}, worker):
+        for text in differences(expected, worker):
             found[text].append(worker.address)
     if found:
         lines = [f"  {text} on {_some(addresses)}" for text, addresses in sorted(found.items())]
@@ -283,8 +279,7 @@ async def describe_workers(client: Client, addresses: Sequence[str], timeout: fl
         One does not answer within ``timeout`` seconds, or dkrr does not run there.
     """
     # the object for the workers to find is written in a thread: a slow store must not hold up this client
-    context = challenge(store)
-    asked = await asyncio.to_thread(context.__enter__)
+    asked = await asyncio.to_thread(leave_challenge, store)
     try:
         tasks = {
             address: asyncio.ensure_future(
@@ -296,7 +291,7 @@ async def describe_workers(client: Client, addresses: Sequence[str], timeout: fl
         for task in late:
             task.cancel()
     finally:
-        await asyncio.to_thread(context.__exit__, None, None, None)
+        await asyncio.to_thread(remove_challenge, asked)
     if late:
         silent = [address for address, task in tasks.items() if task in late]
         raise ClusterError(
@@ -327,15 +322,15 @@ def _some(addresses: Sequence[str]) -> str:
     return f"{len(addresses)} worker{'s' * (len(addresses) > 1)} ({shown}{', ...' * (len(addresses) > _SHOWN_WORKERS)})"
 
 
-def roster(client: Any) -> dict[str, dict[str, Any]]:
-    """``{address: what the scheduler knows of the worker}``; one round trip.
+def roster(client: Any, seconds: float | None = None) -> dict[str, dict[str, Any]]:
+    """``{address: what the scheduler knows of the worker}``; one round trip, of so many seconds at most.
 
     Raises
     ------
-    OSError
+    OSError, TimeoutError
         The scheduler does not answer.
     """
-    identity = client.sync(client.scheduler.identity, n_workers=-1)
+    identity = client.sync(client.scheduler.identity, n_workers=-1, callback_timeout=seconds)
     workers: dict[str, dict[str, Any]] = identity["workers"]
     return workers
 
@@ -359,7 +354,7 @@ class Admission:
     client
         A synchronous ``distributed.Client``.
     workers
-        Those that passed the start-up check; none of them means that there is nothing to compare with, an error.
+        Those that passed the start-up check, one at least.
     store
         Where late workers must be able to read and write, as in :func:`dkrr.engine.workers.check_workers`.
 
@@ -374,8 +369,6 @@ class Admission:
     """
 
     def __init__(self, client: Any, workers: Sequence[WorkerInfo], *, store: Any = None) -> None:
-        if not workers:
-            raise ClusterError("no worker has been checked", hint="start some first")
         self.client, self.store, self.needed_bytes = client, store, 0
         self._admitted = {worker.address: worker for worker in workers}
         self._refused: dict[str, dict[str, str]] = {}
@@ -474,17 +467,14 @@ class Admission:
             self._admitted = {**self._admitted, address: worker}  # another one: it is read in other threads
 
 
-MOST_WORKERS = 1000
-
 MOST_SHOWN = 16
 
 
 def worker_memory(executor: Executor) -> dict[str, int]:
     """Resident bytes of workers by address, as their scheduler knows them; none where it does not answer soon."""
     if isinstance(executor, DaskExecutor) and executor.client.status == "running":
-        client = executor.client
         with contextlib.suppress(Exception):  # whatever a scheduler answers, the work does not depend on it
-            found = client.sync(client.scheduler.identity, n_workers=MOST_WORKERS, callback_timeout=1.0)["workers"]
+            found = roster(executor.client, 1.0)
             return {address: int(worker["metrics"].get("memory", 0)) for address, worker in found.items()}
     return {}
 
@@ -500,7 +490,7 @@ def describe_executor(executor: Executor) -> dict[str, Any]:
         "cpu": cpu_model(),
         "num_cpus": cpu_count(),
         "memory_bytes": total_memory_bytes(),
-        "versions": process_versions() | {"python": platform.python_version()},
+        "versions": versions(),
         "blas": [_library(item) for item in blas_libraries()],
     }
     groups: dict[str, dict[str, Any]] = {}

@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.dataset.columns import column_number
 from dkrr.dataset.sources import Table, open_table
-from dkrr.dataset.table import is_missing, is_number
+from dkrr.dataset.table import column_number, is_missing, is_number
 from dkrr.errors import DataError, JobFileError
 from dkrr.jobs import toml
 from dkrr.jobs.toml import BUILT_IN, FILE_SUFFIXES

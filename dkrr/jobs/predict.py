@@ -31,8 +31,8 @@ import numpy as np
 
 from dkrr import __version__
 from dkrr.dataset import Dataset, Floats, RowArray, ingest, open_dataset
-from dkrr.dataset.columns import feature_columns, kept_columns, match_features, ordered_like, target_columns
 from dkrr.dataset.sources import Table, open_table
+from dkrr.dataset.table import feature_columns, kept_columns, match_features, ordered_like, target_columns
 from dkrr.dataset.writer import check_outside
 from dkrr.engine.cluster import executor_for
 from dkrr.engine.machine import single_blas_thread

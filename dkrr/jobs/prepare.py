@@ -23,20 +23,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, Scaling, ingest, open_dataset, prepare_rows, read_mask, row_hash_fraction
-from dkrr.dataset.columns import (
+from dkrr.dataset.dataset import fields_of
+from dkrr.dataset.rows import row_moments
+from dkrr.dataset.scaling import DRIFT_LIMIT, Drift, mask_digest, measure_drift
+from dkrr.dataset.sources import open_table
+from dkrr.dataset.table import (
     column_number,
-    is_number,
+    is_place,
+    is_visible,
     match_features,
     match_targets,
     ordered_like,
     resolve,
     target_columns,
+    visible_files,
 )
-from dkrr.dataset.dataset import fields_of
-from dkrr.dataset.rows import row_moments
-from dkrr.dataset.scaling import DRIFT_LIMIT, Drift, mask_digest, measure_drift
-from dkrr.dataset.sources import open_table
-from dkrr.dataset.table import is_visible, visible_files
 from dkrr.errors import DataError, DkrrError, JobFileError, StoreError
 from dkrr.jobs.spec import OF_LABELS, DataSpec, JobSpec
 from dkrr.jobs.toml import BUILT_IN, is_data_file
@@ -257,7 +258,7 @@ def check_columns(data: DataSpec, dataset: Dataset, *, has_numbers: bool) -> Non
     for key, there in columns.items():
         given = getattr(data, key)
         wanted = given if isinstance(given, list) else [] if given is None else [given]
-        numbers = [column for column in wanted if is_number(column, views[0])]
+        numbers = [column for column in wanted if is_place(column, views[0])]
         if not wanted or (numbers and not has_numbers):
             continue
         found = [

@@ -346,7 +346,7 @@ def score_dataset(
     ParameterError
         ``intervals`` is given, and the model has no quantiles for it.
     DataError
-        Features, targets or classes that the model does not have, see :mod:`dkrr.dataset.columns`.
+        Features, targets or classes that the model does not have, see :mod:`dkrr.dataset.table`.
 
     Cost
     ----

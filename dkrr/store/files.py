@@ -27,7 +27,7 @@ from dkrr.store.objects import (
     Address,
     Entry,
     StorageSettings,
-    client_of,
+    client_below,
     copy_object,
     delete_objects,
     find_object,
@@ -177,7 +177,7 @@ def zarr_store(location: Any) -> Store:
     """The Zarr store for a path or an address: for what Zarr itself shall read."""
     from zarr.storage import LocalStore, ObjectStore
 
-    return ObjectStore(client_of(location, below=True)[0]) if is_url(location) else LocalStore(str(location))
+    return ObjectStore(client_below(location)) if is_url(location) else LocalStore(str(location))
 
 
 def read_key(location: Any, key: str) -> bytes | None:
@@ -235,11 +235,10 @@ def write_file(path: Path, *parts: Any, durable: bool = False, once: bool = Fals
                     view = view[file.write(view) :]
             if durable:
                 os.fsync(file.fileno())
+        check_fence()
         if once:
-            check_fence()
             is_written = _name_once(draft, path)
         else:
-            check_fence()
             os.replace(draft, path)
         if durable:
             sync_path(path.parent)
@@ -503,17 +502,14 @@ def check_space(location: Any, num_bytes: int) -> None:
     StorageFullError
         With ``needed`` and ``free`` in bytes.
     """
-    root = local_root(location)
-    if root is None:
-        return
-    free = free_bytes(root)
-    if num_bytes > free:
+    free = None if is_url(location) else free_bytes(location)
+    if free is not None and num_bytes > free:
         raise StorageFullError(
-            f"{root} needs {num_bytes:,} bytes and {free:,} are free",
+            f"{location} needs {num_bytes:,} bytes and {free:,} are free",
             hint="free some space or choose another disk",
             needed=num_bytes,
             free=free,
-            path=str(root),
+            path=str(location),
         )
 
 

@@ -155,10 +155,8 @@ def parse_address(url: str) -> Address:
 # --- connections ------------------------------------------------------------------------------------------------------
 
 
-def client_of(url: str, *, below: bool = False) -> tuple[Any, str]:
-    """The connection pool for an address, kept for the life of the process, and the key of the address.
-
-    With ``below`` the keys of the client begin there, for libraries that know no address.
+def client_below(url: str) -> Any:
+    """A connection pool whose keys begin at an address, kept for the life of the process: for libraries that know none.
 
     Raises
     ------
@@ -168,7 +166,7 @@ def client_of(url: str, *, below: bool = False) -> tuple[Any, str]:
         obstore is not installed, or there is no such profile.
     """
     address = parse_address(url)
-    return _client(address.bucket, address.settings, address.key if below else ""), address.key
+    return _client(address.bucket, address.settings, address.key)
 
 
 @lru_cache(maxsize=32)

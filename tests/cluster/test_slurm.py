@@ -21,9 +21,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.cluster.helpers import CLUSTER, ByHandJob, is_identical, need, programs
+from tests.cluster.helpers import CLUSTER, ByHandJob, free_port, is_identical, need, programs
 from tests.faults import wait_until
-from tests.servers import free_port
 
 SCRIPT = CLUSTER / "slurm/dkrr.sbatch"
 START_SECONDS = 60.0

@@ -20,15 +20,6 @@ SCRIPTS = [path for path in FILES if path.read_bytes().startswith(b"#!")]
 TEMPLATES = [path for path in FILES if path.name not in ("README.md", "local.sh")]
 
 
-def test_every_template_stands_in_a_readme() -> None:
-    for path in TEMPLATES:
-        readmes = [folder / "README.md" for folder in (path.parent, CLUSTER)]
-        texts = [readme.read_text() for readme in readmes if readme.exists()]
-        assert any(path.name in text or f"*{path.suffix}" in text for text in texts), path
-    for folder in (path for path in CLUSTER.iterdir() if path.is_dir()):
-        assert f"{folder.name}/" in (CLUSTER / "README.md").read_text()
-
-
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_a_script_is_one(script: Path) -> None:
     shell = script.read_text().splitlines()[0].rpartition("/")[2].rpartition(" ")[2]

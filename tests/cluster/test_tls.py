@@ -1,4 +1,4 @@
-"""The script that makes certificates, and a cluster on them: everything encrypted, nobody without a certificate."""
+"""The script that makes certificates, and a cluster on them: nobody without one; a killed scheduler and another one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from distributed.security import Security
 
 from dkrr.engine.cluster import connect
 from dkrr.errors import ClusterError
-from tests.cluster.helpers import CLUSTER, ByHandJob, is_identical
-from tests.servers import by_hand
+from tests.cluster.helpers import CLUSTER, ByHandJob, by_hand, is_identical
+from tests.faults import finish
 
 SCRIPT = CLUSTER / "tls/make-certificates.sh"
 ROLES = ("scheduler", "worker", "client")
@@ -73,12 +73,26 @@ def test_wrong_options(tmp_path: Path, options: tuple[str, ...]) -> None:
 @pytest.mark.system
 @pytest.mark.short
 @pytest.mark.timeout(600)
-def test_a_fit_on_tls_equals_a_local_one(certificates: Path, tmp_path: Path) -> None:
+def test_a_fit_on_tls_goes_on_behind_a_killed_scheduler_and_equals_a_local_one(
+    certificates: Path, tmp_path: Path
+) -> None:
     local = ByHandJob(tmp_path / "local")
     local.fit()
-    with by_hand(tmp_path / "servers", roles=certificates) as cluster:
+    slowly = "compute.cholesky.tile:1:sleep=0.05"
+    with by_hand(tmp_path / "servers", roles=certificates, DKRR_FAILPOINTS=slowly) as cluster:
         job = ByHandJob(tmp_path / "job", cluster.address, environment={"DASK_CONFIG": str(certificates / "client")})
+        process = job.start_until_tiles(20)
+        cluster.kill_scheduler()
+        ended = finish(process, 30)
+        assert ended.code == 6, ended.err
+        assert "start the same job again" in ended.err
+        cluster.wait_for_the_end_of_workers()  # Dask's behaviour: nothing of them reconnects
+        written = job.fewer_than_all(20)
+        cluster.start_scheduler()
+        cluster.start_worker()
+        cluster.start_worker()
         job.fit()
+        assert written.items() <= job.tiles().items()  # no valid tile was written again
         assert is_identical(local, job)
 
         # and so the command line says it

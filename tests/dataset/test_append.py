@@ -36,7 +36,7 @@ def facts(dataset: Dataset) -> list[Any]:
     return [dataset.num_rows, *digests, *[values.tobytes() for values in statistics]]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     ends=st.lists(st.integers(1, 3000), min_size=1, max_size=4, unique=True).map(sorted),
     rows_per_chunk=st.sampled_from([100, 256, 1000, 1024, 4096, None]),

@@ -13,8 +13,9 @@ import pytest
 from distributed import Client
 
 from dkrr.engine.cluster import checked_executor
+from dkrr.engine.machine import versions
 from dkrr.engine.tasks import InProcessExecutor
-from dkrr.engine.workers import check_workers, describe_executor, process_versions, roster, worker_memory
+from dkrr.engine.workers import check_workers, describe_executor, roster, worker_memory
 from dkrr.errors import ClusterError
 
 
@@ -52,7 +53,7 @@ def test_equal_workers_pass(client: Client, tmp_path: Path) -> None:
     assert list((tmp_path / "new/store").iterdir()) == []
     assert [worker.address for worker in workers] == sorted(roster(client))
     for worker in workers:
-        assert (worker.threads, worker.memory_limit_bytes, worker.versions) == (1, 2**30, process_versions())
+        assert (worker.threads, worker.memory_limit_bytes, worker.versions) == (1, 2**30, versions())
         assert {library["num_threads"] for library in worker.blas} == {1}
         assert worker.blas_kernel not in {"", "unknown"}
 
@@ -66,7 +67,7 @@ def denied(original: Any) -> Any:
 
 ODD: dict[str, tuple[str, Callable[[Any], Any], str, str]] = {
     "another version": (
-        "dkrr.engine.workers.process_versions",
+        "dkrr.engine.workers.versions",
         lambda original: lambda: {**original(), "numpy": "0.0"},
         r"\n  numpy 0\.0 instead of [\d.]+ on 1 worker \({odd}\)\n",
         "install the same versions",

@@ -90,14 +90,6 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
     machine.recommended_coretype.cache_clear()
 
 
-def fake_machine(
-    monkeypatch: pytest.MonkeyPatch, flags: frozenset[str], libraries: list[dict[str, Any]], problem: str
-) -> None:
-    monkeypatch.setattr(machine, "cpu_flags", lambda: flags)
-    monkeypatch.setattr(machine, "blas_libraries", lambda: libraries)
-    monkeypatch.setattr(machine, "_problem_with", lambda coretype: problem)
-
-
 @pytest.mark.parametrize(
     ("flags", "libraries", "problem", "expected"),
     [
@@ -115,7 +107,9 @@ def test_recommended_coretype(
     problem: str,
     expected: str | None,
 ) -> None:
-    fake_machine(monkeypatch, flags, libraries, problem)
+    monkeypatch.setattr(machine, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(machine, "blas_libraries", lambda: libraries)
+    monkeypatch.setattr(machine, "_problem_with", lambda coretype: problem)
     assert machine.recommended_coretype() == expected
     variables = dict(ONE_THREAD) if expected is None else {**ONE_THREAD, "OPENBLAS_CORETYPE": expected}
     assert machine.worker_environment() == variables
