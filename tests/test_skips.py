@@ -38,7 +38,8 @@ def run_sample(folder: Path, *options: str, sample: str = SAMPLE) -> subprocess.
     # with CI set pytest repeats whole messages in its summary, and they would be counted twice
     dropped = {"DKRR_DATA", "CI", "BUILD_NUMBER"}
     environment = {name: value for name, value in os.environ.items() if name not in dropped}
-    environment["PYTHONPATH"] = str(ROOT)  # where conftest.py finds its own helpers
+    # where conftest.py finds its own helpers; no plugin of a package is wanted, and some load NumPy
+    environment |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options],
         cwd=folder,

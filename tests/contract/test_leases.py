@@ -17,21 +17,17 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from sklearn.base import clone
 
 import dkrr
 import dkrr.models.model
-from dkrr.cli.app import main
 from dkrr.errors import LockedError
 from dkrr.store.lease import process_record
+from tests.contract.helpers import run
 
 ROWS = np.random.default_rng(5).standard_normal((40, 4))
 OTHERS = ROWS[::-1] * 2
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def rows_that(meanwhile: Callable[[], object], rows: np.ndarray = ROWS) -> Any:
@@ -74,8 +70,8 @@ def stored(path: Path) -> np.ndarray:
 @pytest.mark.parametrize("options", [(), ("--append",)], ids=["ingest", "append"])
 def test_the_second_of_two_ingests_is_told_who_writes(tmp_path: Path, others: Path, options: tuple[str, ...]) -> None:
     dest, seen = tmp_path / "data.zarr", list[Result]()
-    dkrr.ingest(rows_that(lambda: seen.append(run("ingest", others, dest, *options))), dest)
-    assert [result.exit_code for result in seen] == [8]
+    dkrr.ingest(rows_that(lambda: seen.append(run("ingest", others, dest, *options, exits=8))), dest)
+    assert len(seen) == 1
     assert f"data.zarr is being written by process {os.getpid()} on " in seen[0].stderr
     np.testing.assert_array_equal(stored(dest), ROWS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data.zarr", "others.npy"]
@@ -191,7 +187,7 @@ def test_jobs_that_begin_on_an_empty_store_at_the_same_time_end_well(tmp_path: P
     names = iter("abc")
     assert all(result.converged for result in at_once(3, lambda: fit(next(names))))
     for name in "abc":
-        assert run("info", "--verify", tmp_path / "runs" / name / "model.zarr").exit_code == 0
+        run("info", "--verify", tmp_path / "runs" / name / "model.zarr")
     assert not list(tmp_path.rglob("*.lock"))
 
 
@@ -252,12 +248,12 @@ def test_an_owner_in_another_container_lives_while_its_heart_beats(
     try:
         while not lock.exists():
             pass
-        assert run("ingest", others, tmp_path / "data.zarr", "--append").exit_code == 8
+        run("ingest", others, tmp_path / "data.zarr", "--append", exits=8)
     finally:
         stop.set()
         thread.join()
     # its heart stands still: the lock is taken over
-    assert run("ingest", others, tmp_path / "data.zarr", "--append").exit_code == 0
+    run("ingest", others, tmp_path / "data.zarr", "--append")
 
 
 # --- file systems that lack something ---------------------------------------------------------------------------------
@@ -268,10 +264,13 @@ def test_a_folder_that_cannot_be_locked_is_named(tmp_path: Path, others: Path, m
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    result = run("ingest", others, tmp_path / "data.zarr")
-    assert result.exit_code == 4
-    assert f"{tmp_path} cannot be locked (No locks available)" in result.stderr
-    assert "hint: mount it with locks" in result.stderr
+    run(
+        "ingest",
+        others,
+        tmp_path / "data.zarr",
+        exits=4,
+        said=(f"{tmp_path} cannot be locked (No locks available)", "hint: mount it with locks"),
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["others.npy"]
 
 
@@ -285,8 +284,8 @@ def test_without_hard_links_there_is_one_writer_too(
 
     monkeypatch.setattr(os, "link", link)
     dest, seen = tmp_path / "data.zarr", list[Result]()
-    dkrr.ingest(rows_that(lambda: seen.append(run("ingest", others, dest))), dest)
-    assert [result.exit_code for result in seen] == [8]
+    dkrr.ingest(rows_that(lambda: seen.append(run("ingest", others, dest, exits=8))), dest)
+    assert len(seen) == 1
     np.testing.assert_array_equal(stored(dest), ROWS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data.zarr", "others.npy"]
 
