@@ -82,12 +82,6 @@ def commands(section: str) -> list[str]:
     return [line for block in blocks for line in block.splitlines()]
 
 
-@pytest.mark.parametrize("section", ["Run it", "Test it"])
-def test_the_readme_has_one_line_that_sets_everything_up(section: str) -> None:
-    (line,) = commands(section)
-    assert line.startswith("python3 -m venv .venv && .venv/bin/pip install ")
-
-
 def test_continuous_integration_runs_the_readmes_line() -> None:
     script = (ROOT / ".ci" / "run").read_text()
     awk = re.search(r"test_command=\$\((awk .*)\)\n", script)
@@ -103,5 +97,3 @@ def test_what_the_readme_installs_is_declared() -> None:
     extras = re.findall(r"\[(\w+)\]", line)
     assert extras
     assert set(extras) <= set(project["optional-dependencies"])
-    for path in re.findall(r"workflows/\S+", " ".join(commands("Run it"))):
-        assert (ROOT / path).is_file()

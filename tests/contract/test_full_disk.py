@@ -23,6 +23,7 @@ from dkrr.jobs.registry import ModelRegistry
 from dkrr.selection.choice import TuneSettings
 from dkrr.selection.tuning import tune
 from tests.contract.helpers import run
+from tests.jobs.retrain.project import in_process
 
 X = np.random.default_rng(2).standard_normal((60, 3))
 Y = np.sin(X[:, 0])
@@ -68,7 +69,7 @@ def full_from(number: int) -> Iterator[list[int]]:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dkrr.jobs.run.job_executor", lambda *_: contextlib.nullcontext(InProcessExecutor()))
+    in_process(monkeypatch)
     Path("data.csv").write_text("a,b,c,y\n" + "".join(f"{a},{b},{c},{np.sin(a)}\n" for a, b, c in X.tolist()))
     return tmp_path
 

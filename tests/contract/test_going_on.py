@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 from pathlib import Path
@@ -12,8 +11,8 @@ import numpy as np
 import pytest
 
 import dkrr
-from dkrr.engine.tasks import InProcessExecutor
 from tests.contract.helpers import run
+from tests.jobs.retrain.project import in_process
 
 X = np.random.default_rng(1).uniform(size=(300, 4))
 Y = np.sin(6 * X[:, 0]) + X[:, 1]
@@ -104,7 +103,7 @@ def test_a_tolerance_out_of_reach_leaves_no_state(tmp_path: Path, caplog: pytest
 
 def test_a_job_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dkrr.jobs.run.job_executor", lambda *_: contextlib.nullcontext(InProcessExecutor()))
+    in_process(monkeypatch)
     np.save("data.npy", np.column_stack([X, Y]))
     text = (
         '[data]\npath = "data.npy"\ntarget = [-1]\n[model]\nkernel = "rbf"\ngamma = 2.0\nalpha = 1e-3\n'
@@ -185,7 +184,7 @@ def test_a_start_that_is_good_for_some_targets_is_no_end(tmp_path: Path) -> None
 
 def test_a_job_whose_start_is_good_builds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dkrr.jobs.run.job_executor", lambda *_: contextlib.nullcontext(InProcessExecutor()))
+    in_process(monkeypatch)
     np.save("data.npy", np.column_stack([X, Y]))
     text = (
         '[data]\npath = "data.npy"\ntarget = [-1]\n[model]\nkernel = "rbf"\ngamma = 2.0\nalpha = 1e-3\n'

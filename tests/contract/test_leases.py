@@ -9,7 +9,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,11 @@ from sklearn.base import clone
 import dkrr
 import dkrr.models.model
 from dkrr.errors import LockedError
+from dkrr.jobs.run import fit_job
+from dkrr.jobs.spec import JobSpec
 from dkrr.store.lease import process_record
 from tests.contract.helpers import run
+from tests.jobs.retrain.project import in_process
 
 ROWS = np.random.default_rng(5).standard_normal((40, 4))
 OTHERS = ROWS[::-1] * 2
@@ -158,15 +160,7 @@ def test_a_place_that_somebody_fills_in_between_is_left_alone(
 @pytest.fixture
 def fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """``fit("a", alpha=...)`` fits a job in the run ``a``; all of them share a store, and run in this process."""
-    import dkrr.jobs.run as module
-    from dkrr.engine.tasks import Executor, InProcessExecutor
-    from dkrr.jobs.spec import JobSpec
-
-    @contextmanager
-    def in_process(job: JobSpec, store: str | None = None) -> Iterator[Executor]:
-        yield InProcessExecutor()
-
-    monkeypatch.setattr(module, "job_executor", in_process)
+    in_process(monkeypatch)
     np.save(tmp_path / "rows.npy", np.column_stack([ROWS, np.sin(ROWS[:, 0])]))
 
     def fitted(name: str, alpha: float = 0.1, **output: Any) -> Any:
@@ -177,7 +171,7 @@ def fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             "evaluate": {"fraction": 0.2},
             "output": {"directory": f"runs/{name}", "store": "store", **output},
         }
-        return module.fit_job(JobSpec.from_dict(document, base=tmp_path))
+        return fit_job(JobSpec.from_dict(document, base=tmp_path))
 
     return fitted
 
