@@ -1,8 +1,11 @@
-"""What contract tests share: a command in this process, with how it has to end and what it has to say."""
+"""What contract tests share: a command with how it has to end and what it has to say, and a folder that stays."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 from click.testing import CliRunner, Result
 
@@ -18,3 +21,23 @@ def run(*arguments: object, exits: int | None = 0, said: str | Sequence[str] = (
     for words in [said] if isinstance(said, str) else said:
         assert words in text, f"{words!r} is not in\n{text}"
     return result
+
+
+def contents(folder: Path) -> dict[str, bytes | str]:
+    """Every file below a folder, and where its links point."""
+    found: dict[str, bytes | str] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            found[str(path.relative_to(folder))] = os.readlink(path)
+        elif path.is_file():
+            found[str(path.relative_to(folder))] = path.read_bytes()
+    return found
+
+
+@contextmanager
+def unchanged(folder: Path) -> Iterator[None]:
+    """What is below a folder, which holds something, is afterwards what it was before."""
+    before = contents(folder)
+    assert before
+    yield
+    assert contents(folder) == before

@@ -67,14 +67,19 @@ SOURCES: dict[str, Callable[[pd.DataFrame, Path], Path]] = {
 }
 
 
+def assert_predicted(model: Path, data: Path, folder: Path) -> None:
+    """The command predicts the targets of these rows with this model."""
+    run("predict", model, data, "-o", folder / "out.npy")
+    np.testing.assert_allclose(np.load(folder / "out.npy"), Y, atol=1e-6)
+
+
 # --- predict and evaluate ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_the_order_of_columns_does_not_matter_and_others_are_left_aside(name: str, model: Path, tmp_path: Path) -> None:
     data = SOURCES[name](MIXED, tmp_path / name)
-    run("predict", model, data, "-o", tmp_path / "out.npy")
-    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), Y, atol=1e-6)
+    assert_predicted(model, data, tmp_path)
     result = run("evaluate", model, data, "--metric", "r2", "--json")
     assert '"r2": 1.0' in result.stdout or '"r2": 0.9999' in result.stdout
 
@@ -94,8 +99,7 @@ def test_a_missing_target_is_named(model: Path, tmp_path: Path) -> None:
 
 def test_what_has_no_names_is_told_by_its_place(model: Path, tmp_path: Path) -> None:
     data = csv(FRAME[["a", "b", "c"]], tmp_path / "new.csv", header=False)
-    run("predict", model, data, "-o", tmp_path / "out.npy")
-    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), Y, atol=1e-6)
+    assert_predicted(model, data, tmp_path)
     data = csv(FRAME, tmp_path / "four.csv", header=False)
     run("predict", model, data, "-o", tmp_path / "out.npy", exits=4, said="has 4 features, the model was fitted with 3")
     assert run("evaluate", model, data, "--metric", "r2").stdout.split()[1] == "1"
@@ -108,8 +112,7 @@ def test_a_model_without_names_takes_columns_by_their_place(tmp_path: Path) -> N
     for columns in (["a", "b", "c"], ["p", "q", "r"]):
         data = tmp_path / "new.csv"
         FRAME[["a", "b", "c"]].to_csv(data, index=False, header=columns)
-        run("predict", tmp_path / "model.zarr", data, "-o", tmp_path / "out.npy")
-        np.testing.assert_allclose(np.load(tmp_path / "out.npy"), Y, atol=1e-6)
+        assert_predicted(tmp_path / "model.zarr", data, tmp_path)
     run("predict", tmp_path / "model.zarr", csv(FRAME, data), "-o", tmp_path / "out.npy", exits=4)
 
 
@@ -122,8 +125,7 @@ def test_names_may_be_numbers_or_as_made_up_ones(names: tuple[str, ...], tmp_pat
     dkrr.KernelRidge(alpha=1e-8).fit(X, Y).save(tmp_path / "n.zarr")
     for name, frame in (("m.zarr", mixed), ("n.zarr", unnamed)):
         frame.to_parquet(tmp_path / "new.parquet")
-        run("predict", tmp_path / name, tmp_path / "new.parquet", "-o", tmp_path / "out.npy")
-        np.testing.assert_allclose(np.load(tmp_path / "out.npy"), Y, atol=1e-6)
+        assert_predicted(tmp_path / name, tmp_path / "new.parquet", tmp_path)
     mixed.to_parquet(tmp_path / "new.parquet")
     run("evaluate", tmp_path / "m.zarr", tmp_path / "new.parquet")
 
@@ -367,21 +369,28 @@ def test_no_column_of_predictions_is_written_over_another(name: str, tmp_path: P
 # --- jobs ----------------------------------------------------------------------------------------------------------
 
 
-def job(folder: Path, train: Path, test: Path, data: str = "") -> Path:
+def job(folder: Path, train: Path, evaluate: str = "fraction = 0.2", data: str = "") -> Path:
     path = folder / "job.toml"
     path.write_text(
-        f'[data]\npath = "{train}"\nheader = true\nstandardize = true\n{data}\n[evaluate]\npath = "{test}"\n'
+        f'[data]\npath = "{train}"\nheader = true\nstandardize = true\n{data}\n[evaluate]\n{evaluate}\n'
         '[model]\nkernel = "rbf"\ngamma = 0.3\nalpha = 1e-3\n[solver]\nname = "cholesky"\ntile_size = 64\n'
         '[cluster]\nworkers = 1\nmemory_limit = "1GiB"\n[output]\ndirectory = "runs/a"\n'
     )
     return path
 
 
-def test_a_file_to_evaluate_is_matched_by_names_and_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["csv", "zarr"])
+def test_a_file_to_evaluate_is_matched_by_names_and_classes(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the job, or of the data set as it was made."""
     in_process(monkeypatch)
-    train = csv(TREES, tmp_path / "train.csv")
+    train, data = csv(TREES, tmp_path / "train.csv"), "target = [-1]\none_hot = true"
+    if kind == "zarr":
+        dkrr.ingest(train, tmp_path / "train.zarr", target="kind", one_hot=True)
+        train, data = tmp_path / "train.zarr", ""
     test = csv(TREES[TREES["kind"] != "ash"].assign(id=7)[["kind", "id", "b", "a"]], tmp_path / "test.csv")
-    run("fit", job(tmp_path, train, test, "target = [-1]\none_hot = true"), "--json", said='"accuracy": 1.0')
+    run("fit", job(tmp_path, train, f'path = "{test}"', data), "--json", said='"accuracy": 1.0')
 
 
 @pytest.mark.parametrize(
@@ -401,7 +410,7 @@ def test_what_does_not_fit_is_said_before_anything_is_computed(
         dkrr.ingest(test, tmp_path / "test.zarr", target="kind", one_hot=True)
         test = tmp_path / "test.zarr"
     for command in ("plan", "fit"):
-        run(command, job(tmp_path, train, test, 'target = ["kind"]\none_hot = true'), exits=4, said=said)
+        run(command, job(tmp_path, train, f'path = "{test}"', 'target = ["kind"]\none_hot = true'), exits=4, said=said)
     assert not (tmp_path / "runs/a/model.zarr").exists()
 
 
@@ -414,23 +423,17 @@ def test_what_does_not_fit_is_said_before_anything_is_computed(
         ('target = "nosuch"', "target: nosuch given"),
         ('weight = "b"', "weight: b given"),
         ("one_hot = true", "one_hot"),
+        ('target = "y"', ""),
+        ('target = [-1]\nfeatures = ["a", "b", "c"]', ""),
+        ('features = [0, "b", 2]\nmissing = "drop"', ""),
     ],
 )
+@pytest.mark.whole
 def test_other_columns_than_a_data_set_has_are_refused(data: str, said: str, model: Path, tmp_path: Path) -> None:
-    path = job(tmp_path, tmp_path / "train.zarr", tmp_path, data)
-    path.write_text(path.read_text().replace(f'[evaluate]\npath = "{tmp_path}"\n', ""))
-    for command in ("plan", "fit"):
-        run(command, path, exits=2, said=said)
-    assert not list(tmp_path.glob("runs/**/*.zarr"))
-
-
-@pytest.mark.parametrize(
-    "data", ['target = "y"', 'target = [-1]\nfeatures = ["a", "b", "c"]', 'features = [0, "b", 2]\nmissing = "drop"']
-)
-def test_the_columns_that_a_data_set_has_may_be_named(data: str, model: Path, tmp_path: Path) -> None:
-    path = job(tmp_path, tmp_path / "train.zarr", tmp_path, data)
-    path.write_text(path.read_text().replace(f'[evaluate]\npath = "{tmp_path}"\n', ""))
-    run("plan", path)
+    path = job(tmp_path, tmp_path / "train.zarr", data=data)
+    for command in ("plan", "fit") if said else ("plan",):
+        run(command, path, exits=2 if said else 0, said=said)
+    assert not said or not list(tmp_path.glob("runs/**/*.zarr"))
 
 
 @pytest.mark.parametrize(
@@ -452,8 +455,7 @@ def test_numbers_of_columns_of_classes_are_those_of_the_labels(
     frame = TREES[["a", "b", "kind"]].assign(w=2.0)
     names = ["a", "b", "kind", "w"] if weight else ["a", "b", "kind"]
     dkrr.ingest(frame[names], tmp_path / "train.zarr", target="kind", weight=weight, one_hot=True)
-    path = job(tmp_path, tmp_path / "train.zarr", tmp_path, data)
-    path.write_text(path.read_text().replace(f'[evaluate]\npath = "{tmp_path}"\n', ""))
+    path = job(tmp_path, tmp_path / "train.zarr", data=data)
     if weight:  # is the last column then
         is_taken = {"-1": False, "-2": True}.get(data.partition("= ")[2].partition("\n")[0].strip("[]"), is_taken)
     run("plan", path, exits=0 if is_taken else 2)
@@ -476,8 +478,7 @@ def test_predicted_labels_are_those_of_the_file(labels: tuple[str, ...], tmp_pat
 def test_the_column_of_a_mask_is_no_feature(mask: str | int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_process(monkeypatch)
     frame = FRAME.assign(m=[int(k % 4 == 0) for k in range(120)])[["m", "y", "a", "b", "c"]]
-    path = job(tmp_path, csv(frame, tmp_path / "rows.csv"), tmp_path, 'target = "y"')
-    path.write_text(path.read_text().replace(f'path = "{tmp_path}"\n', f"mask = {mask!r}\n"))
+    path = job(tmp_path, csv(frame, tmp_path / "rows.csv"), f"mask = {mask!r}", 'target = "y"')
     run("fit", path, "--json")
     assert dkrr.load_model(tmp_path / "runs/a/model.zarr").feature_names == ["a", "b", "c"]
     without = csv(frame.drop(columns="m"), tmp_path / "without.csv")
@@ -489,20 +490,11 @@ def test_the_column_of_a_mask_is_no_feature(mask: str | int, tmp_path: Path, mon
     run("fit", path, exits=2, said="[evaluate] mask")
 
 
-def test_a_file_is_evaluated_as_the_data_set_was_made(tmp_path: Path) -> None:
-    dkrr.ingest(TREES, tmp_path / "train.zarr", target="kind", one_hot=True)
-    test = csv(TREES[TREES["kind"] != "ash"][["kind", "b", "a"]], tmp_path / "test.csv")
-    found = prepare(JobSpec.load(job(tmp_path, tmp_path / "train.zarr", test)), str(tmp_path / "store")).test
-    assert found is not None
-    assert found.classes == ("ash", "oak", "yew")
-    np.testing.assert_array_equal(found.read(0, 60), TREES[["a", "b"]][30:])
-
-
 def test_rows_that_were_prepared_under_other_names_are_named_anew(tmp_path: Path) -> None:
     train = tmp_path / "train.csv"
     for names in (["a", "b"], ["b", "a"]):
         csv(FRAME[["a", "b", "y"]].set_axis([*names, "y"], axis=1), train)
-        spec = JobSpec.load(job(tmp_path, train, train, "target = [-1]"))
+        spec = JobSpec.load(job(tmp_path, train, data="target = [-1]"))
         assert prepare(spec, str(tmp_path / "store")).train.names == tuple(names)
 
 

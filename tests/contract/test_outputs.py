@@ -18,26 +18,15 @@ import pytest
 
 import dkrr
 from dkrr.errors import LockedError, StoreError
-from dkrr.jobs.registry import ModelRegistry
+from dkrr.jobs.registry import ModelRegistry, NamedModel
 from dkrr.store import files as stores
 from dkrr.store.lease import hold_lock, process_record
-from tests.contract.helpers import run
+from tests.contract.helpers import contents, run, unchanged
 from tests.faults import failing_at, flip
 from tests.jobs.retrain.project import Project, in_process
 
 ROWS = np.random.default_rng(5).standard_normal((40, 3))
 ENDINGS = [".npy", ".csv", ".parquet", ".zarr"]
-
-
-def contents(folder: Path) -> dict[str, bytes | str]:
-    """Every file below a folder, and where its links point."""
-    found: dict[str, bytes | str] = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink():
-            found[str(path.relative_to(folder))] = os.readlink(path)
-        elif path.is_file():
-            found[str(path.relative_to(folder))] = path.read_bytes()
-    return found
 
 
 def make_model(path: Path, alpha: float = 0.1) -> Path:
@@ -55,6 +44,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "deep").mkdir()
     np.save(tmp_path / "deep" / "rows.npy", ROWS)
     return tmp_path
+
+
+def promoted() -> NamedModel:
+    """The model as a version of demo, which is in production."""
+    model = ModelRegistry("models").open("demo")
+    model.add("model.zarr")
+    model.promote()
+    return model
 
 
 def link(source: str, name: str) -> str:
@@ -88,9 +85,8 @@ def hard_link(source: str, name: str) -> str:
 )
 def test_an_input_is_never_the_output(place: Path, data: str, output: Callable[[], str], option: list[str]) -> None:
     name = output()
-    before = contents(place)
-    run("predict", "model.zarr", data, "-o", name, *option, exits=4)
-    assert contents(place) == before
+    with unchanged(place):
+        run("predict", "model.zarr", data, "-o", name, *option, exits=4)
 
 
 def users_file(name: str) -> None:
@@ -135,9 +131,8 @@ def test_only_predictions_of_dkrr_are_replaced_unless_told_so(
 ) -> None:
     name = f"out{ending}"
     make(name)
-    before = contents(place)
-    run("predict", "model.zarr", "data.zarr", "-o", name, exits=4, said="--overwrite")
-    assert contents(place) == before
+    with unchanged(place):
+        run("predict", "model.zarr", "data.zarr", "-o", name, exits=4, said="--overwrite")
     run("predict", "model.zarr", "data.zarr", "-o", name, "--overwrite")
     if make is users_link:
         assert Path("elsewhere").read_text() == "mine"
@@ -155,17 +150,15 @@ def test_what_was_overwritten_once_is_asked_about_again_where_it_was_put_back(
     run("predict", "model.zarr", "data.zarr", "-o", name, "--overwrite")
     shutil.rmtree(name) if Path(name).is_dir() else Path(name).unlink()
     Path("kept").rename(name)
-    before = contents(place)
-    run("predict", "model.zarr", "data.zarr", "-o", name, exits=4)
-    assert contents(place) == before
+    with unchanged(place):
+        run("predict", "model.zarr", "data.zarr", "-o", name, exits=4)
 
 
 def test_a_folder_of_the_users_is_not_taken_for_half_made_predictions(place: Path) -> None:
     users_folder("out.csv.work")
-    before = contents(place)
-    for option in ([], ["--overwrite"]):
-        run("predict", "model.zarr", "data.zarr", "-o", "out.csv", *option, exits=4)
-        assert contents(place) == before
+    with unchanged(place):
+        for option in ([], ["--overwrite"]):
+            run("predict", "model.zarr", "data.zarr", "-o", "out.csv", *option, exits=4)
 
 
 def test_a_prediction_that_was_killed_can_be_started_again_and_another_at_work_is_named(place: Path) -> None:
@@ -242,10 +235,8 @@ def test_data_that_are_damaged_do_not_cost_what_was_predicted(place: Path) -> No
     with failing_at("write*/out.csv.json:1:eio"):
         run(*command, exits=4)
     flip(place / "data.zarr/X/c/0/0")
-    before = contents(place / "out.csv.work")
-    run(*command, exits=4)
-    assert before
-    assert contents(place / "out.csv.work") == before
+    with unchanged(place / "out.csv.work"):
+        run(*command, exits=4)
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -293,29 +284,15 @@ def test_json_has_null_for_what_is_no_number(place: Path) -> None:
 
 
 def test_nothing_is_written_beside_a_version_when_it_is_scored(place: Path) -> None:
-    model = ModelRegistry("models").open("demo")
-    model.add("model.zarr")
-    model.promote()
+    model = promoted()
     (place / "scored.csv").write_text("a,b,c,y\n" + "".join(f"{a},{b},{c},{np.sin(a)}\n" for a, b, c in ROWS.tolist()))
     folders = {path: path.stat().st_mtime_ns for path in (place / "models").rglob("*") if path.is_dir()}
-    before = contents(place)
-    for name in ("demo@production", model.resolve().model_path, "model.zarr"):
-        result = run("evaluate", name, "scored.csv", "--registry", "models", "--json")
-        assert json.loads(result.stdout)["r2"] > 0.9
-    # a folder's time changes when something appears in it, though it be gone again
-    assert {path: path.stat().st_mtime_ns for path in folders} == folders
-    assert contents(place) == before
-
-
-def test_predictions_into_a_version_are_refused(place: Path) -> None:
-    model = ModelRegistry("models").open("demo")
-    model.add("model.zarr")
-    model.promote()
-    before = contents(place)
-    for name in ("demo@production", model.resolve().model_path):
-        output = Path(model.resolve().model_path).parent / "p.csv"
-        run("predict", name, "data.zarr", "-o", output, "--registry", "models", exits=4)
-    assert contents(place) == before
+    with unchanged(place):
+        for name in ("demo@production", model.resolve().model_path, "model.zarr"):
+            result = run("evaluate", name, "scored.csv", "--registry", "models", "--json")
+            assert json.loads(result.stdout)["r2"] > 0.9
+        # a folder's time changes when something appears in it, though it be gone again
+        assert {path: path.stat().st_mtime_ns for path in folders} == folders
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -329,12 +306,11 @@ def test_a_model_replaces_a_model_and_nothing_else(place: Path) -> None:
     os.symlink("nowhere", "dangling.zarr")
     shutil.copytree("model.zarr", "mixed.zarr")
     Path("mixed.zarr/X_fit/notes.txt").write_text("mine")
-    before = contents(place)
-    for name in ("folder", "file", "data.zarr", "rows.csv", "link.zarr", "dangling.zarr", "mixed.zarr"):
-        for overwrite in (False, True):
-            with pytest.raises(dkrr.StoreError):
-                model.save(name, overwrite=overwrite)
-    assert contents(place) == before
+    with unchanged(place):
+        for name in ("folder", "file", "data.zarr", "rows.csv", "link.zarr", "dangling.zarr", "mixed.zarr"):
+            for overwrite in (False, True):
+                with pytest.raises(dkrr.StoreError):
+                    model.save(name, overwrite=overwrite)
     model.save("model.zarr", overwrite=True)  # over itself
     np.testing.assert_array_equal(dkrr.load_model("model.zarr").predict(ROWS), model.predict(ROWS))
 
@@ -430,7 +406,6 @@ def test_a_crash_while_a_model_is_replaced_leaves_one_that_gc_keeps(
 
 
 def test_rows_are_not_ingested_into_where_they_come_from(place: Path) -> None:
-    before = contents(place)
     for source, dest, *options in (
         ("deep/rows.npy", "deep"),
         ("rows.csv", "rows.csv"),
@@ -441,9 +416,8 @@ def test_rows_are_not_ingested_into_where_they_come_from(place: Path) -> None:
         ("data.zarr", "data.zarr/more.zarr"),
         ("data.zarr", link("data.zarr", "same.zarr"), "--append"),
     ):
-        before = contents(place)
-        run("ingest", source, dest, *options, exits=4)
-        assert contents(place) == before
+        with unchanged(place):
+            run("ingest", source, dest, *options, exits=4)
 
 
 def test_an_unfinished_data_set_is_not_cleared_for_rows_that_lie_in_it(place: Path) -> None:
@@ -451,9 +425,8 @@ def test_an_unfinished_data_set_is_not_cleared_for_rows_that_lie_in_it(place: Pa
     document = json.loads(Path("half.zarr/zarr.json").read_text())
     document["attributes"] = {"dkrr_format": "dataset", "format_version": 1, "complete": False}
     Path("half.zarr/zarr.json").write_text(json.dumps(document))
-    before = contents(place)
-    run("ingest", "half.zarr/X", "half.zarr", exits=4)
-    assert contents(place) == before
+    with unchanged(place):
+        run("ingest", "half.zarr/X", "half.zarr", exits=4)
 
 
 def test_what_appears_while_a_search_runs_is_kept(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -484,10 +457,9 @@ def test_a_folder_of_the_users_is_not_taken_for_a_run(place: Path, theirs: str) 
     (place / "job.toml").write_text(
         '[data]\npath = "rows.csv"\ntarget = "c"\n[model]\nkernel = "rbf"\n[output]\ndirectory = "web"\n'
     )
-    before = contents(place)
-    for command in ("fit", "submit"):
-        run(command, "job.toml", exits=4, said="web exists and is not a run of dkrr")
-        assert contents(place) == before
+    with unchanged(place):
+        for command in ("fit", "submit"):
+            run(command, "job.toml", exits=4, said="web exists and is not a run of dkrr")
 
 
 @pytest.mark.parametrize("theirs", ["thesis.txt", "drivers/ford.txt"])
@@ -499,9 +471,8 @@ def test_a_run_that_comes_to_nothing_takes_nothing_of_the_users_with_it(place: P
     (place / f"web/status.json.{'0' * 32}.partial").write_text("{")
     (place / "job.toml").write_text('[data]\npath = "nowhere.csv"\n[output]\ndirectory = "web"\n')
     (place / "web" / theirs).write_text("years of work")
-    before = contents(place)
-    run("fit", "job.toml", exits=4)
-    assert contents(place) == before
+    with unchanged(place):
+        run("fit", "job.toml", exits=4)
     (place / "web" / theirs).unlink()
     run("fit", "job.toml", exits=4, said="nowhere.csv")
     assert not (place / "web").exists()
@@ -514,10 +485,9 @@ def test_a_folder_of_the_users_is_not_taken_for_the_records_of_retraining(theirs
     folder = project.folder / "models" / "demo" / "retrain"
     folder.mkdir(parents=True)
     (folder / theirs).write_text('{"state": "CA", "version": 3}')
-    before = contents(folder)
-    with pytest.raises(StoreError, match=r"retrain exists and is not the records of a retrain job"):
+    said = r"retrain exists and is not the records of a retrain job"
+    with unchanged(folder), pytest.raises(StoreError, match=said):
         project.run()
-    assert contents(folder) == before
 
 
 def test_a_fit_and_a_retrain_job_share_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -567,10 +537,9 @@ def test_a_submission_that_was_cut_off_is_made_again(place: Path, monkeypatch: p
 def test_a_job_file_is_never_replaced(place: Path) -> None:
     users_file("job.toml")
     os.symlink("nowhere.toml", "link.toml")
-    before = contents(place)
-    for name in ("job.toml", "link.toml", "rows.csv"):
-        run("init", "rows.csv", "-o", name, exits=2)
-    assert contents(place) == before
+    with unchanged(place):
+        for name in ("job.toml", "link.toml", "rows.csv"):
+            run("init", "rows.csv", "-o", name, exits=2)
 
 
 def test_a_search_replaces_none_of_the_users_files(place: Path) -> None:
@@ -579,18 +548,17 @@ def test_a_search_replaces_none_of_the_users_files(place: Path) -> None:
     users_file("best.search.json")
     users_file("other.trials.jsonl")
     users_file("third.search.png")
-    before = contents(place)
-    for name in ("best.toml", "other.toml", "third.toml", "job.toml"):
-        run(
-            "tune",
-            "job.toml",
-            "-o",
-            name,
-            "--no-picture" if name != "third.toml" else "--picture",
-            exits=2,
-            said="exists",
-        )
-    assert contents(place) == before
+    with unchanged(place):
+        for name in ("best.toml", "other.toml", "third.toml", "job.toml"):
+            run(
+                "tune",
+                "job.toml",
+                "-o",
+                name,
+                "--no-picture" if name != "third.toml" else "--picture",
+                exits=2,
+                said="exists",
+            )
 
 
 def test_a_report_replaces_a_report_and_nothing_else(place: Path) -> None:
@@ -604,9 +572,8 @@ def test_a_report_replaces_a_report_and_nothing_else(place: Path) -> None:
     for name in ("notes.html", "rows.csv"):
         if name == "notes.html":
             users_file(name)
-        before = contents(place)
-        run("report", "runs/a", "-o", name, exits=4)
-        assert contents(place) == before
+        with unchanged(place):
+            run("report", "runs/a", "-o", name, exits=4)
     for _ in range(2):
         run("report", "runs/a", "-o", "report.html")
 
@@ -614,31 +581,26 @@ def test_a_report_replaces_a_report_and_nothing_else(place: Path) -> None:
 @pytest.mark.parametrize("inside", ["other.zarr", "other.zarr/X_fit", "data.zarr", "version", "by_link"])
 def test_nothing_is_written_into_a_model_a_version_or_a_data_set(place: Path, inside: str) -> None:
     make_model(place / "other.zarr", alpha=10.0)
-    named = ModelRegistry("models").open("demo")
-    named.add("model.zarr")
-    named.promote()
-    folder = place / inside
+    folder, version = place / inside, promoted()
     if inside == "version":
-        folder = Path(named.resolve().model_path).parent
+        folder = Path(version.resolve().model_path).parent
     elif inside == "by_link":
         os.symlink("other.zarr", folder)
     (place / "job.toml").write_text(
         f'[data]\npath = "rows.csv"\ntarget = "c"\n[model]\nkernel = "rbf"\n[output]\ndirectory = "{folder}/run"\n'
     )
-    before = contents(place)
-    for command in (
-        ("predict", "model.zarr", "rows.csv", "-o", folder / "p.csv"),
-        ("predict", "model.zarr", "rows.csv", "-o", folder / "p.csv", "--overwrite"),
-        ("ingest", "rows.csv", folder / "in.zarr"),
-        ("ingest", "rows.csv", folder / "X-3"),
-        ("fit", "job.toml"),
-        ("submit", "job.toml"),
-    ):
-        run(*command, exits=4)
-        assert contents(place) == before, command
-    with pytest.raises(dkrr.StoreError):
-        dkrr.load_model("model.zarr").save(folder / "new.zarr")
-    assert contents(place) == before
+    with unchanged(place):
+        for command in (
+            ("predict", "model.zarr", "rows.csv", "-o", folder / "p.csv"),
+            ("predict", "model.zarr", "rows.csv", "-o", folder / "p.csv", "--overwrite"),
+            ("ingest", "rows.csv", folder / "in.zarr"),
+            ("ingest", "rows.csv", folder / "X-3"),
+            ("fit", "job.toml"),
+            ("submit", "job.toml"),
+        ):
+            run(*command, exits=4)
+        with pytest.raises(dkrr.StoreError):
+            dkrr.load_model("model.zarr").save(folder / "new.zarr")
 
 
 def test_from_inside_a_model_one_writes_outside(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
