@@ -16,7 +16,7 @@ import pytest
 
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"  # before NumPy loads: OpenBLAS reads it once, and the tests run next to worker processes
-# fifty wake-ups a second of each scheduler, nanny and worker, only to warn of a slow one: a tenth of a suite's time
+# fifty wake-ups a second of each scheduler, nanny and worker, only to warn of a slow one: half of what idle ones cost
 os.environ.setdefault("DASK_DISTRIBUTED__ADMIN__TICK__INTERVAL", "1s")
 # processes that tests start find the hook for their faults there, and what is tested
 _here = Path(__file__).parent
