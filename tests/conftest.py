@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,8 @@ import pytest
 
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"  # before NumPy loads: OpenBLAS reads it once, and the tests run next to worker processes
+# fifty wake-ups a second of each scheduler, nanny and worker, only to warn of a slow one: half of what idle ones cost
+os.environ.setdefault("DASK_DISTRIBUTED__ADMIN__TICK__INTERVAL", "1s")
 # processes that tests start find the hook for their faults there, and what is tested
 _here = Path(__file__).parent
 _paths = [str(_here / "hooks"), str(_here.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -59,8 +63,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
+    if "dkrr.fit.rates" in sys.modules:
+        _measure_once(sys.modules["dkrr.fit.rates"])
     gc.set_threshold(50_000, 20, 20)
     gc.freeze()  # no collection of garbage looks at what the modules hold: half a second each
+
+
+def _measure_once(rates: Any) -> None:
+    """Plans measure the machine once for each kind of kernel and each disk: half a second of the processor each time.
+
+    To the time of an entry the numbers in a kernel do not matter, and the number of features hardly.
+    """
+    measure, measure_disk = rates._rates, rates._disk
+    known: dict[Any, Any] = {}
+
+    def rates_of(kernel: str | None, num_features: int, threads: int) -> Any:
+        kind = re.sub(r"[\d.e+-]+", "", kernel or ""), num_features.bit_length(), threads
+        if kind not in known:
+            known[kind] = measure(kernel, num_features, threads)
+        return known[kind]
+
+    def disk(folder: str) -> Any:
+        device = os.stat(folder).st_dev
+        if device not in known:
+            known[device] = measure_disk(folder)
+        return known[device]
+
+    rates._rates, rates._disk = rates_of, disk
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

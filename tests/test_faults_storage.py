@@ -182,7 +182,7 @@ def finished(folder: Path) -> Fit:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_access_of_a_fit_may_fail_once(kind: str, site: str, action: str, tmp_path: Path) -> None:
     """A task tries again, so that one failure within a task is not even noticed; elsewhere it ends the fit with E."""
-    step = {"stored": 3, "cg": 37}[kind] * (1 if site != "read*/c/*" else 4 if kind == "stored" else 2)
+    step = {"stored": 7, "cg": 83}[kind] * (1 if site != "read*/c/*" else 4 if kind == "stored" else 2)
     for number in range(1, 4000, step):
         fit = Fit(tmp_path / str(number), kind)
         with failing_at(f"{site}:@{number}:{action}") as points:

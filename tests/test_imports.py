@@ -55,17 +55,6 @@ def test_a_planted_circle_is_found(tmp_path: Path) -> None:
     assert violations(package) == expected
 
 
-def test_what_is_allowed_is_not_found(tmp_path: Path) -> None:
-    allowed = tmp_path / "dkrr" / "engine" / "tasks.py"
-    allowed.parent.mkdir(parents=True)
-    allowed.write_text(
-        "import distributed\nfrom dask.distributed import Client\nfrom dkrr import __version__, errors\n"
-        "from .cluster import start\nfrom ..tiles.store import TileGrid\nimport dkrr.kernels"
-    )
-    (tmp_path / "dkrr" / "__init__.py").write_text("from dkrr.models.estimator import KernelRidge")
-    assert violations(tmp_path / "dkrr") == []
-
-
 @pytest.mark.parametrize("module", ["dkrr", "dkrr.cli"])
 def test_import_is_silent_and_loads_nothing_heavy(module: str) -> None:
     # dask loads dkrr.cli for every command of its own, and every worker loads dkrr

@@ -38,7 +38,8 @@ def run_sample(folder: Path, *options: str, sample: str = SAMPLE) -> subprocess.
     # with CI set pytest repeats whole messages in its summary, and they would be counted twice
     dropped = {"DKRR_DATA", "CI", "BUILD_NUMBER"}
     environment = {name: value for name, value in os.environ.items() if name not in dropped}
-    environment["PYTHONPATH"] = str(ROOT)  # where conftest.py finds its own helpers
+    # where conftest.py finds its own helpers; no plugin of a package is wanted, and some load NumPy
+    environment |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options],
         cwd=folder,
@@ -81,12 +82,6 @@ def commands(section: str) -> list[str]:
     return [line for block in blocks for line in block.splitlines()]
 
 
-@pytest.mark.parametrize("section", ["Run it", "Test it"])
-def test_the_readme_has_one_line_that_sets_everything_up(section: str) -> None:
-    (line,) = commands(section)
-    assert line.startswith("python3 -m venv .venv && .venv/bin/pip install ")
-
-
 def test_continuous_integration_runs_the_readmes_line() -> None:
     script = (ROOT / ".ci" / "run").read_text()
     awk = re.search(r"test_command=\$\((awk .*)\)\n", script)
@@ -102,5 +97,3 @@ def test_what_the_readme_installs_is_declared() -> None:
     extras = re.findall(r"\[(\w+)\]", line)
     assert extras
     assert set(extras) <= set(project["optional-dependencies"])
-    for path in re.findall(r"workflows/\S+", " ".join(commands("Run it"))):
-        assert (ROOT / path).is_file()

@@ -24,7 +24,8 @@ import pandas as pd
 import dkrr
 
 Long = np.longdouble
-FACTOR = 100.0
+FACTOR, TOL = 100.0, 1e-10
+MEASURED = ("prediction", "dual_coef", "leave_one_out", "variance")
 HISTORIES = ("plain", "plain", "saved", "named", "grown", "changed", "cv")
 
 
@@ -52,14 +53,6 @@ class Case:
     def num_centers(self) -> int:
         """Every row that counts: then the Nystrom approximation is none."""
         return len(self.X) if self.weight is None else int(np.count_nonzero(self.weight))
-
-    def condition_matters(self, error: Exception) -> bool:
-        """Whether an error is of the kind that an ill-conditioned system excuses."""
-        return isinstance(error, dkrr.NumericalError)
-
-    @property
-    def tol(self) -> float:
-        return 1e-10
 
 
 def _kernel(rng: np.random.Generator, d: int, width: float, depth: int = 0) -> dict[str, Any]:
@@ -277,7 +270,7 @@ def answer(case: Case, folder: Path) -> tuple[Any, Any, np.ndarray]:
     """Fit as the case's history says: (estimator, alpha that was used, predictions (m, t))."""
     est = dkrr.KernelRidge(
         alpha=case.alpha, kernel=case.kernel, fit_intercept=case.fit_intercept, solver=case.solver,
-        precision=case.precision, tol=case.tol, tile_size=case.tile_size or "auto",
+        precision=case.precision, tol=TOL, tile_size=case.tile_size or "auto",
         store=str(folder / "store") if case.tile_size and case.seed % 2 else None,
         solver_params={"num_centers": case.num_centers} if case.solver == "nystrom" else None,
     )  # fmt: skip
@@ -340,19 +333,16 @@ def check(case: Case, truth: Case | None = None) -> dict[str, float | str]:
         try:
             est, alpha, prediction = answer(case, Path(name))
         except dkrr.DkrrError as error:
-            allowed = solve_reference(case, case.alpha).condition.max() if case.condition_matters(error) else 0
-            return {"refused": f"{type(error).__name__}: {error}", "condition": float(allowed)}
+            return {"refused": f"{type(error).__name__}: {error}"}
         reference = solve_reference(truth or case, alpha if truth is None else truth.alpha)
         solution = est.solution_
         eps = float(np.finfo(np.float32 if case.precision == "float32" else np.float64).eps)
         unit = FACTOR * eps
         if solution.num_iterations > 1 or solution.solver in ("cg", "nystrom"):
-            unit = max(unit, case.tol)
+            unit = max(unit, TOL)
         if solution.solver == "nystrom":
             unit = max(unit, 1e-8)
         allowed = unit * reference.condition
-        outcome["condition"] = float(reference.condition.max())
-        outcome["allowed"] = float(allowed.max())
         shape = reference.prediction.shape
         outcome["prediction"] = _worst(
             prediction.reshape(shape) - reference.prediction, reference.prediction_size, allowed
@@ -390,48 +380,30 @@ def check(case: Case, truth: Case | None = None) -> dict[str, float | str]:
 
 def failures(outcome: dict[str, float | str]) -> dict[str, float | str]:
     """What of an outcome is not allowed."""
-    measured = ("prediction", "dual_coef", "leave_one_out", "variance")
-    return {name: outcome[name] for name in measured if name in outcome and not float(outcome[name]) <= 1}
+    return {name: outcome[name] for name in MEASURED if name in outcome and not float(outcome[name]) <= 1}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cases", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int)
     options = parser.parse_args()
-    seeds = [options.only] if options.only is not None else range(options.seed, options.seed + options.cases)
-    refused: Counter[str] = Counter()
-    wrong, loose, largest = 0, 0, Counter[str]()
-    for seed in seeds:
+    wrong, refused, largest = 0, Counter[str](), Counter[str]()
+    for seed in range(options.seed, options.seed + options.cases):
         case = draw(seed)
         try:
             outcome = check(case)
         except Exception as error:
+            outcome = {"prediction": np.inf, "exception": f"{type(error).__name__}: {error}"}
+        if found := failures(outcome):
             wrong += 1
-            print(f"EXCEPTION {type(error).__name__}: {error}\n  {case}", flush=True)
-            if options.only is not None:
-                raise
-            continue
-        if options.only is not None:
-            print(case, outcome)
+            print(f"WRONG {found} {outcome}\n  {case}", flush=True)
         for name, value in outcome.items():
             if isinstance(value, str):
                 refused[f"{name} {case.kernel['kernel']} {value[:60]}"] += 1
-                if name == "refused" and float(outcome["condition"]) < 1e9 * (
-                    1e-7 if case.precision == "float32" else 1
-                ):
-                    print(f"REFUSED at condition {outcome['condition']:.1e}: {value}\n  {case}", flush=True)
-        loose += float(outcome.get("allowed", 0)) > 1e-2
-        found = failures(outcome)
-        for name in ("prediction", "dual_coef", "leave_one_out", "variance"):
-            if name in outcome and name not in found:
-                largest[name] = max(largest[name], float(outcome[name]))  # type: ignore[assignment]
-        if found:
-            wrong += 1
-            print(f"WRONG {found} condition {outcome['condition']:.1e}\n  {case}", flush=True)
-    print(f"{len(seeds)} cases: {wrong} wrong, {sum(refused.values())} refused, {loose} with more than 1 % allowed")
-    print("largest share of what is allowed:", dict(largest))
+            elif name in MEASURED and name not in found:
+                largest[name] = max(largest[name], value)  # type: ignore[assignment]
+    print(f"{options.cases} cases: {wrong} wrong; largest share of what is allowed: {dict(largest)}")
     for name, count in refused.most_common():
         print(f"{count:5d} {name}")
 

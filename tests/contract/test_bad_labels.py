@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from click.testing import CliRunner
 
-from dkrr.cli import main
+from tests.contract.helpers import run
 from tests.jobs.retrain.project import in_process
 
 pytestmark = pytest.mark.whole
@@ -40,8 +39,7 @@ def said(folder: Path, y: np.ndarray, model: str, weight: np.ndarray | None, com
         + ("" if weight is None else 'weight = "w"\n')
         + f'[model]\nkernel = "rbf"\n{model}\n[cluster]\nworkers = 1\n[output]\ndirectory = "run"\n'
     )
-    result = CliRunner().invoke(main, [command, str(folder / "job.toml")])
-    assert result.exit_code == code, result.output
+    result = run(command, folder / "job.toml", exits=code)
     assert not list(folder.glob("run/model.zarr"))
     return " ".join(result.stderr.split())
 

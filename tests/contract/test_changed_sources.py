@@ -13,13 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
 import dkrr
-from dkrr.cli import main
 from dkrr.dataset.sources import open_table
 from dkrr.errors import DataError, DkrrError
 from dkrr.store.lease import process_record
+from tests.contract.helpers import run
 from tests.jobs.retrain.project import Project, in_process
 
 N = 40
@@ -172,8 +171,7 @@ def rewrite(path: Path, old: str, new: str) -> None:
 def fitted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[float]]:
     """Fit the job in a folder: the digests of its rows, and its dual coefficients."""
     in_process(monkeypatch)
-    result = CliRunner().invoke(main, ["fit", str(folder / "job.toml")])
-    assert result.exit_code == 0, result.output
+    run("fit", folder / "job.toml")
     facts = json.loads((folder / "runs/job/result.json").read_text())
     model = dkrr.load_model(folder / "runs/job/model.zarr")
     return facts["data"]["digests"], model.dual_coef.read(0, model.num_rows)[:, 0].tolist()
@@ -364,20 +362,15 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_finished_job_is_submitted_again_when_a_file_that_it_reads_was_written_since(
     started: list[str], ending: str, evaluate: str, changed: str, write: Any
 ) -> None:
-    def dkrr_says(*arguments: str) -> Any:
-        result = CliRunner().invoke(main, list(arguments))
-        assert result.exit_code == 0, result.output
-        return result
-
     Path("job.toml").write_text(JOB.format(ending=ending, evaluate=evaluate))
     _write(f"rows{ending}", 0)
     write(changed, 0) if changed != f"rows{ending}" else None
-    dkrr_says("fit", "job.toml")
-    assert "is finished" in dkrr_says("submit", "job.toml").stderr
-    assert "since" not in dkrr_says("resume", "job").stderr
+    run("fit", "job.toml")
+    assert "is finished" in run("submit", "job.toml").stderr
+    assert "since" not in run("resume", "job").stderr
     assert not started
     write(changed, 1)
-    assert changed in dkrr_says("resume", "job").stderr, "a finished run is told what changed, and stays"
+    assert changed in run("resume", "job").stderr, "a finished run is told what changed, and stays"
     assert not started
-    dkrr_says("submit", "job.toml")
+    run("submit", "job.toml")
     assert len(started) == 1

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from click.testing import CliRunner, Result
 
 import dkrr
-from dkrr.cli import main
+from tests.contract.helpers import run
 from tests.jobs.retrain.project import in_process
 
 RNG = np.random.default_rng(0)
@@ -94,10 +93,6 @@ precision = "float64"
 """
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
 def write_rows(number: int, *, twice: int = 0) -> None:
     rows = np.random.default_rng(number).random((number, 4))
     again = rows[:twice] + np.array([0, 0, 0, 1])
@@ -106,14 +101,14 @@ def write_rows(number: int, *, twice: int = 0) -> None:
 
 def other_rows_without_a_factor(_: pytest.MonkeyPatch) -> None:
     write_rows(100, twice=20)
-    assert run("fit", "job.toml").exit_code == 5
+    run("fit", "job.toml", exits=5)
 
 
 def other_rows_that_are_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     write_rows(120)
     with monkeypatch.context() as patch:
         patch.setattr("dkrr.jobs.run.solve_and_save", _interrupted)
-        assert run("fit", "job.toml").exit_code == 75
+        run("fit", "job.toml", exits=75)
 
 
 def _interrupted(*_: object, **__: object) -> None:
@@ -129,7 +124,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_rows(50)
     Path("d.csv").rename("new.csv")
     write_rows(100)
-    assert run("fit", "job.toml").exit_code == 0
+    run("fit", "job.toml")
     return tmp_path
 
 
@@ -148,14 +143,10 @@ def test_who_uses_the_model_of_a_run_whose_refit_failed_is_told(
         ["models", "add", "demo", "job"],
     ):
         result = run(*command)
-        assert result.exit_code == 0, result.output
         assert f"job is {state}" in result.stderr
         assert "the model of an earlier fit" in result.stderr
     assert "job is" not in run("predict", "runs/job/model.zarr", "new.csv", "-o", "p.csv").stderr, "it was named"
-    result = run("models", "add", "demo", "job", "--promote")
-    assert result.exit_code == 4, result.output
-    assert f"job is {state}" in result.stderr
-    assert "hint: `dkrr resume job`" in result.stderr
+    run("models", "add", "demo", "job", "--promote", exits=4, said=(f"job is {state}", "hint: `dkrr resume job`"))
     assert "production" not in run("models", "list", "demo").stdout
     said = run("info", "runs/job").stdout
     assert state in said
@@ -164,9 +155,9 @@ def test_who_uses_the_model_of_a_run_whose_refit_failed_is_told(
 
 def test_a_finished_run_is_used_without_a_word(place: Path) -> None:
     write_rows(120)
-    assert run("fit", "job.toml").exit_code == 0
+    run("fit", "job.toml")
     assert "job is" not in run("predict", "job", "new.csv", "-o", "p.csv").stderr
-    assert run("models", "add", "demo", "job", "--promote").exit_code == 0
+    run("models", "add", "demo", "job", "--promote")
     assert "relative residual" in run("info", "runs/job").stdout
 
 
@@ -176,14 +167,13 @@ def test_a_model_that_could_not_be_evaluated_has_no_figures_of_an_earlier_one(
     write_rows(120)
     with monkeypatch.context() as patch:
         patch.setattr("dkrr.jobs.run.score_dataset", _interrupted)
-        assert run("fit", "job.toml").exit_code == 75
+        run("fit", "job.toml", exits=75)
     model = dkrr.load_model("runs/job/model.zarr")
     assert 90 < model.num_rows < 110
     assert not Path("runs/job/result.json").exists()
     result = run("predict", "job", "new.csv", "-o", "p.csv")
-    assert result.exit_code == 0
     assert "job is interrupted" in result.stderr
     assert "not been evaluated" in result.stderr
-    assert run("models", "add", "demo", "job", "--promote").exit_code == 4
-    assert run("fit", "job.toml").exit_code == 0
+    run("models", "add", "demo", "job", "--promote", exits=4)
+    run("fit", "job.toml")
     assert Path("runs/job/result.json").exists()

@@ -6,13 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
-from dkrr.cli import main
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+from tests.contract.helpers import run
 
 
 @pytest.fixture
@@ -29,7 +24,6 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_fit_of_data_writes_the_job_of_init_and_runs_it(source: Path, tmp_path: Path) -> None:
     wanted = run("init", "measured/solubility.csv", "--target", "a").stdout
     result = run("fit", "measured/solubility.csv", "--target", "a")
-    assert result.exit_code == 0, result.output
     assert "wrote solubility.toml" in result.stderr
     assert (tmp_path / "solubility.toml").read_text() == wanted
     assert (tmp_path / "runs" / "solubility" / "model.zarr").is_dir()
@@ -66,36 +60,32 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def test_an_identical_job_file_is_used_and_another_one_is_never_replaced(
     source: Path, tmp_path: Path, planned: list[object]
 ) -> None:
-    assert run("plan", source, "--target", "y").exit_code == 0
+    run("plan", source, "--target", "y")
     job = tmp_path / "solubility.toml"
     before = job.read_text()
     again = run("plan", source, "--target", "y")
-    assert again.exit_code == 0
     assert "wrote" not in again.stderr
     assert "solubility.toml is there already" in again.stderr
-    other = run("plan", source, "--target", "a")
-    assert other.exit_code == 2
-    assert "solubility.toml exists and is another job" in other.stderr
-    assert "`dkrr plan solubility.toml`" in other.stderr
+    run(
+        "plan",
+        source,
+        "--target",
+        "a",
+        exits=2,
+        said=("solubility.toml exists and is another job", "`dkrr plan solubility.toml`"),
+    )
     assert job.read_text() == before
     assert len(planned) == 2
 
 
 def test_what_is_data_and_what_is_a_job_is_not_guessed(source: Path, tmp_path: Path, planned: list[object]) -> None:
-    without = run("fit", source)
-    assert without.exit_code == 2
-    assert "is data and names no target" in without.stderr
-    assert "--target" in without.stderr
+    run("fit", source, exits=2, said=("is data and names no target", "--target"))
     assert not (tmp_path / "solubility.toml").exists()
     (tmp_path / "job.toml").write_text('[data]\npath = "measured/solubility.csv"\n')
-    with_job = run("fit", "job.toml", "--target", "y")
-    assert with_job.exit_code == 2
-    assert "--target is for data" in with_job.stderr
-    assert "--decimal is for data" in run("fit", "job.toml", "--decimal", ",").stderr
-    unknown = run("fit", source, "--target", "z")
-    assert unknown.exit_code == 2
-    assert "has no column 'z'" in unknown.stderr
-    assert run("fit", "nowhere.csv", "--target", "y").exit_code == 4
+    run("fit", "job.toml", "--target", "y", exits=2, said="--target is for data")
+    run("fit", "job.toml", "--decimal", ",", exits=2, said="--decimal is for data")
+    run("fit", source, "--target", "z", exits=2, said="has no column 'z'")
+    run("fit", "nowhere.csv", "--target", "y", exits=4)
     # data that says itself what its target is needs no option
-    assert run("plan", "generate:friedman?n=80&d=5&seed=0").exit_code == 0
+    run("plan", "generate:friedman?n=80&d=5&seed=0")
     assert (tmp_path / "friedman.toml").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 from pathlib import Path
@@ -10,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 import dkrr
-from dkrr.cli import main
-from dkrr.engine.tasks import InProcessExecutor
+from tests.contract.helpers import run
+from tests.jobs.retrain.project import in_process
 
 X = np.random.default_rng(1).uniform(size=(300, 4))
 Y = np.sin(6 * X[:, 0]) + X[:, 1]
@@ -103,26 +101,19 @@ def test_a_tolerance_out_of_reach_leaves_no_state(tmp_path: Path, caplog: pytest
     assert not list((tmp_path / "solves").iterdir())
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
 def test_a_job_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dkrr.jobs.run.job_executor", lambda *_: contextlib.nullcontext(InProcessExecutor()))
+    in_process(monkeypatch)
     np.save("data.npy", np.column_stack([X, Y]))
     text = (
         '[data]\npath = "data.npy"\ntarget = [-1]\n[model]\nkernel = "rbf"\ngamma = 2.0\nalpha = 1e-3\n'
         '[solver]\nname = "cg"\ntile_size = 100\nmax_iter = {}\n[output]\ndirectory = "runs/a"\n'
     )
     Path("job.toml").write_text(text.format(FEW))
-    result = run("fit", "job.toml")
-    assert result.exit_code == 5, result.output
-    assert "raise max_iter" in result.output
+    run("fit", "job.toml", exits=5, said="raise max_iter")
     before = chunks(tmp_path / "runs" / "store")
     Path("job.toml").write_text(text.format(1000))
-    result = run("fit", "job.toml")
-    assert result.exit_code == 0, result.output
+    run("fit", "job.toml")
     assert begun_at(caplog) == [FEW]
     assert before
     assert dkrr.load_model("runs/a/model.zarr").solution.num_iterations > FEW
@@ -193,7 +184,7 @@ def test_a_start_that_is_good_for_some_targets_is_no_end(tmp_path: Path) -> None
 
 def test_a_job_whose_start_is_good_builds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dkrr.jobs.run.job_executor", lambda *_: contextlib.nullcontext(InProcessExecutor()))
+    in_process(monkeypatch)
     np.save("data.npy", np.column_stack([X, Y]))
     text = (
         '[data]\npath = "data.npy"\ntarget = [-1]\n[model]\nkernel = "rbf"\ngamma = 2.0\nalpha = 1e-3\n'
@@ -201,21 +192,19 @@ def test_a_job_whose_start_is_good_builds_nothing(tmp_path: Path, monkeypatch: p
         '[output]\ndirectory = "runs/{}"\nstore = "store"\nkeep = "{}"\n'
     )
     Path("job.toml").write_text(text.format("cholesky", "mixed", "a", "factor"))
-    assert run("fit", "job.toml").exit_code == 0
+    run("fit", "job.toml")
     factors = chunks(tmp_path / "store")
     assert factors
     for name, keep in (("b", "factor"), ("c", "model")):
         Path("job.toml").write_text(text.format("cholesky", "mixed", name, keep))
-        result = run("fit", "job.toml")
-        assert result.exit_code == 0, result.output
+        run("fit", "job.toml")
         assert "nothing was built" in dkrr.load_model(f"runs/{name}/model.zarr").solution.message
         assert chunks(tmp_path / "store") == factors
     # what is kept is what the run rests on, whoever made it
     (kept,) = dkrr.load_model("runs/b/model.zarr").provenance["factors"]
     assert Path(kept).exists()
     Path("job.toml").write_text(text.format("cg", "auto", "d", "model"))
-    result = run("fit", "job.toml")
-    assert result.exit_code == 0, result.output
+    run("fit", "job.toml")
     document = json.loads(Path("runs/d/result.json").read_text())
     assert document["num_iterations"] == 0
     assert not BUILT & set(document["seconds"]), document["seconds"]

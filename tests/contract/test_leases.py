@@ -9,7 +9,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,20 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from sklearn.base import clone
 
 import dkrr
 import dkrr.models.model
-from dkrr.cli.app import main
 from dkrr.errors import LockedError
+from dkrr.jobs.run import fit_job
+from dkrr.jobs.spec import JobSpec
 from dkrr.store.lease import process_record
+from tests.contract.helpers import run
+from tests.jobs.retrain.project import in_process
 
 ROWS = np.random.default_rng(5).standard_normal((40, 4))
 OTHERS = ROWS[::-1] * 2
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def rows_that(meanwhile: Callable[[], object], rows: np.ndarray = ROWS) -> Any:
@@ -74,8 +72,8 @@ def stored(path: Path) -> np.ndarray:
 @pytest.mark.parametrize("options", [(), ("--append",)], ids=["ingest", "append"])
 def test_the_second_of_two_ingests_is_told_who_writes(tmp_path: Path, others: Path, options: tuple[str, ...]) -> None:
     dest, seen = tmp_path / "data.zarr", list[Result]()
-    dkrr.ingest(rows_that(lambda: seen.append(run("ingest", others, dest, *options))), dest)
-    assert [result.exit_code for result in seen] == [8]
+    dkrr.ingest(rows_that(lambda: seen.append(run("ingest", others, dest, *options, exits=8))), dest)
+    assert len(seen) == 1
     assert f"data.zarr is being written by process {os.getpid()} on " in seen[0].stderr
     np.testing.assert_array_equal(stored(dest), ROWS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data.zarr", "others.npy"]
@@ -162,15 +160,7 @@ def test_a_place_that_somebody_fills_in_between_is_left_alone(
 @pytest.fixture
 def fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """``fit("a", alpha=...)`` fits a job in the run ``a``; all of them share a store, and run in this process."""
-    import dkrr.jobs.run as module
-    from dkrr.engine.tasks import Executor, InProcessExecutor
-    from dkrr.jobs.spec import JobSpec
-
-    @contextmanager
-    def in_process(job: JobSpec, store: str | None = None) -> Iterator[Executor]:
-        yield InProcessExecutor()
-
-    monkeypatch.setattr(module, "job_executor", in_process)
+    in_process(monkeypatch)
     np.save(tmp_path / "rows.npy", np.column_stack([ROWS, np.sin(ROWS[:, 0])]))
 
     def fitted(name: str, alpha: float = 0.1, **output: Any) -> Any:
@@ -181,7 +171,7 @@ def fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             "evaluate": {"fraction": 0.2},
             "output": {"directory": f"runs/{name}", "store": "store", **output},
         }
-        return module.fit_job(JobSpec.from_dict(document, base=tmp_path))
+        return fit_job(JobSpec.from_dict(document, base=tmp_path))
 
     return fitted
 
@@ -191,7 +181,7 @@ def test_jobs_that_begin_on_an_empty_store_at_the_same_time_end_well(tmp_path: P
     names = iter("abc")
     assert all(result.converged for result in at_once(3, lambda: fit(next(names))))
     for name in "abc":
-        assert run("info", "--verify", tmp_path / "runs" / name / "model.zarr").exit_code == 0
+        run("info", "--verify", tmp_path / "runs" / name / "model.zarr")
     assert not list(tmp_path.rglob("*.lock"))
 
 
@@ -252,12 +242,12 @@ def test_an_owner_in_another_container_lives_while_its_heart_beats(
     try:
         while not lock.exists():
             pass
-        assert run("ingest", others, tmp_path / "data.zarr", "--append").exit_code == 8
+        run("ingest", others, tmp_path / "data.zarr", "--append", exits=8)
     finally:
         stop.set()
         thread.join()
     # its heart stands still: the lock is taken over
-    assert run("ingest", others, tmp_path / "data.zarr", "--append").exit_code == 0
+    run("ingest", others, tmp_path / "data.zarr", "--append")
 
 
 # --- file systems that lack something ---------------------------------------------------------------------------------
@@ -268,10 +258,13 @@ def test_a_folder_that_cannot_be_locked_is_named(tmp_path: Path, others: Path, m
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    result = run("ingest", others, tmp_path / "data.zarr")
-    assert result.exit_code == 4
-    assert f"{tmp_path} cannot be locked (No locks available)" in result.stderr
-    assert "hint: mount it with locks" in result.stderr
+    run(
+        "ingest",
+        others,
+        tmp_path / "data.zarr",
+        exits=4,
+        said=(f"{tmp_path} cannot be locked (No locks available)", "hint: mount it with locks"),
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["others.npy"]
 
 
@@ -285,8 +278,8 @@ def test_without_hard_links_there_is_one_writer_too(
 
     monkeypatch.setattr(os, "link", link)
     dest, seen = tmp_path / "data.zarr", list[Result]()
-    dkrr.ingest(rows_that(lambda: seen.append(run("ingest", others, dest))), dest)
-    assert [result.exit_code for result in seen] == [8]
+    dkrr.ingest(rows_that(lambda: seen.append(run("ingest", others, dest, exits=8))), dest)
+    assert len(seen) == 1
     np.testing.assert_array_equal(stored(dest), ROWS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data.zarr", "others.npy"]
 

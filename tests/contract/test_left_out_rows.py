@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from sklearn.model_selection import BaseCrossValidator
 
 import dkrr
-from dkrr.cli import main
+from tests.contract.helpers import run
 from tests.jobs.retrain.project import in_process
 
 RNG = np.random.default_rng(3)
@@ -92,37 +91,34 @@ def test_a_job_that_may_end_unconverged_ends_without_the_rows_left_out(
 ) -> None:
     in_process(monkeypatch)
     np.savetxt(tmp_path / "rows.csv", np.column_stack([X, Y]), delimiter=",", header="a,b,c,d,y", comments="")
-    job, run = tmp_path / "job.toml", tmp_path / "runs/job"
+    job, folder = tmp_path / "job.toml", tmp_path / "runs/job"
     given = 'preconditioner = "none"' if solver == "cg" else "num_centers = 40"
 
-    def fit(limits: str) -> Result:
+    def fit(limits: str, exits: int = 0) -> None:
         job.write_text(
             f'[data]\npath = "rows.csv"\ntarget = "y"\n[evaluate]\n{asked}\n[model]\nkernel = "rbf"\nalpha = 0.1\n'
             f'[solver]\nname = "{solver}"\n{given}\n{limits}\n'
         )
-        return CliRunner().invoke(main, ["fit", str(job)])
+        run("fit", job, exits=exits)
 
     # where it may not, nothing is written
-    result = fit("max_iter = 2")
-    assert result.exit_code == 5, result.output
-    assert not (run / "model.zarr").exists()
+    fit("max_iter = 2", exits=5)
+    assert not (folder / "model.zarr").exists()
 
-    result = fit("max_iter = 2\nallow_unconverged = true")
-    assert result.exit_code == 0, result.output
-    facts = json.loads((run / "result.json").read_text())
+    fit("max_iter = 2\nallow_unconverged = true")
+    facts = json.loads((folder / "result.json").read_text())
     assert not facts["converged"]
     assert facts["leave_one_out"] is None
     assert "no leave-one-out" in facts["message"]
     assert "leave-one-out" in caplog.text
-    assert not (run / "leave_one_out.zarr").exists()
-    model = dkrr.load_model(run / "model.zarr")
+    assert not (folder / "leave_one_out.zarr").exists()
+    model = dkrr.load_model(folder / "model.zarr")
     assert (model.solution.converged, model.quantiles) == (False, None)
     assert (facts["score"] is None) == ("fraction" not in asked)
 
     # and goes on from there
-    result = fit("allow_unconverged = true")
-    assert result.exit_code == 0, result.output
-    assert json.loads((run / "result.json").read_text())["leave_one_out"]["rmse"]
+    fit("allow_unconverged = true")
+    assert json.loads((folder / "result.json").read_text())["leave_one_out"]["rmse"]
 
 
 def test_a_job_that_converged_too_loosely_for_what_it_asks_is_an_error(
@@ -134,9 +130,7 @@ def test_a_job_that_converged_too_loosely_for_what_it_asks_is_an_error(
         '[data]\npath = "rows.csv"\ntarget = "y"\n[evaluate]\nleave_one_out = true\n[model]\nkernel = "rbf"\n'
         'alpha = 0.1\n[solver]\nname = "cg"\npreconditioner = "none"\ntol = 0.3\n'
     )
-    result = CliRunner().invoke(main, ["fit", str(tmp_path / "job.toml")])
-    assert result.exit_code == 5, result.output
-    assert "leave-one-out of target 0: the relative residual of the fit" in result.stderr
+    run("fit", tmp_path / "job.toml", exits=5, said="leave-one-out of target 0: the relative residual of the fit")
 
 
 UNITS: dict[str, dict[str, Any]] = {

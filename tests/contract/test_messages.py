@@ -6,15 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 import dkrr
-from dkrr.cli import main
 from dkrr.selection.tuning import tune
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+from tests.contract.helpers import run
 
 
 def test_a_search_for_a_constant_target_names_it(tmp_path: Path) -> None:
@@ -24,10 +19,14 @@ def test_a_search_for_a_constant_target_names_it(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(
         '[data]\npath = "t.csv"\ntarget = ["yield"]\nstandardize = true\n[cluster]\nworkers = 1\n'
     )
-    result = run("tune", tmp_path / "job.toml", "-o", tmp_path / "best.toml")
-    assert result.exit_code == 4
-    assert "target 'yield' is the same in all 60 rows" in result.stderr
-    assert "hint: " in result.stderr
+    run(
+        "tune",
+        tmp_path / "job.toml",
+        "-o",
+        tmp_path / "best.toml",
+        exits=4,
+        said=("target 'yield' is the same in all 60 rows", "hint: "),
+    )
     assert not (tmp_path / "best.toml").exists()
 
 
@@ -41,8 +40,7 @@ def test_one_of_two_targets_may_be_constant_in_a_search() -> None:
 def test_a_refusal_says_what_the_reserve_of_the_disk_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "job.toml").write_text('[data]\npath = "generate:friedman?n=300&d=5&seed=0"\n')
     monkeypatch.setattr("dkrr.jobs.plan.free_bytes", lambda store: 200 * 2**20)
-    result = run("plan", tmp_path / "job.toml")
-    assert result.exit_code == 3
+    result = run("plan", tmp_path / "job.toml", exits=3)
     said = " ".join(result.stderr.split())
     assert "256 MiB" in said
     assert "kept free" in said
@@ -74,41 +72,45 @@ def test_what_is_no_model_is_named_for_what_it_is(
     folder: Path, command: tuple[str, ...], model: str, said: str
 ) -> None:
     name, *options = command
-    result = run(name, model, "t.csv", *options)
-    assert result.exit_code == 4
-    assert f"error: {said}" in result.stderr
-    assert "hint: give a model.zarr, a run, or NAME@ALIAS" in result.stderr
+    run(
+        name,
+        model,
+        "t.csv",
+        *options,
+        exits=4,
+        said=(f"error: {said}", "hint: give a model.zarr, a run, or NAME@ALIAS"),
+    )
 
 
 def test_a_run_is_a_model_by_its_name_and_says_why_it_has_none(folder: Path) -> None:
     dkrr.KernelRidge(kernel="rbf").fit(np.eye(2), [1.0, 2.0]).save(folder / "runs" / "good" / "model.zarr")
     (folder / "runs" / "good" / "job.json").write_text('{"data": {}, "model": {}, "solver": {}, "output": {}}')
     np.savetxt(folder / "new.csv", np.eye(2), delimiter=",", header="x0,x1", comments="")
-    assert run("predict", "good", "new.csv", "-o", "p.csv").exit_code == 0
+    run("predict", "good", "new.csv", "-o", "p.csv")
     (folder / "runs" / "bad").mkdir()
     (folder / "runs" / "bad" / "job.json").write_text('{"data": {}, "model": {}, "solver": {}, "output": {}}')
     for text in ("bad", "runs/bad"):
-        result = run("predict", text, "new.csv", "-o", "q.csv")
-        assert result.exit_code == 4
-        assert "has no model: it is interrupted" in result.stderr
-        assert f"`dkrr resume {text}`" in result.stderr
-    assert "runs/bad is a run, not a job file" in run("fit", "runs/bad").stderr
+        run(
+            "predict",
+            text,
+            "new.csv",
+            "-o",
+            "q.csv",
+            exits=4,
+            said=("has no model: it is interrupted", f"`dkrr resume {text}`"),
+        )
+    run("fit", "runs/bad", exits=2, said="runs/bad is a run, not a job file")
 
 
 def test_information_about_nothing_says_so(folder: Path) -> None:
-    assert "nope does not exist" in run("info", "nope").stderr
-    table = run("info", "t.csv").stderr
-    assert "t.csv is not a data set, model" in table
-    assert "`dkrr ingest" in table
+    run("info", "nope", exits=4, said="nope does not exist")
+    run("info", "t.csv", exits=4, said=("t.csv is not a data set, model", "`dkrr ingest"))
 
 
 @pytest.mark.parametrize("command", ["submit", "tune"])
 def test_data_in_the_place_of_a_job_file_is_told_how_to_get_one(folder: Path, command: str) -> None:
     options = ["-o", "best.toml"] if command == "tune" else []
-    result = run(command, "t.csv", *options)
-    assert result.exit_code == 2
-    assert "t.csv is not valid TOML" in result.stderr
-    assert "`dkrr init DATA` writes one" in result.stderr
+    run(command, "t.csv", *options, exits=2, said=("t.csv is not valid TOML", "`dkrr init DATA` writes one"))
 
 
 def test_too_little_memory_is_told_in_sizes_and_how_much_would_do(folder: Path) -> None:
@@ -116,20 +118,17 @@ def test_too_little_memory_is_told_in_sizes_and_how_much_would_do(folder: Path) 
         '[data]\npath = "t.csv"\ntarget = ["y"]\n[model]\nkernel = "rbf"\n'
         '[cluster]\nworkers = 1\nmemory_limit = "100MiB"\n'
     )
-    result = run("plan", "job.toml")
-    assert result.exit_code == 3
+    result = run("plan", "job.toml", exits=3)
     said = " ".join(result.stderr.split())
     assert "a worker of 100 MiB cannot hold a task" in said
     assert "260 MiB of it Python and its libraries" in said
     assert "336 MiB would do" in said
     (folder / "job.toml").write_text((folder / "job.toml").read_text().replace("100MiB", "336MiB"))
-    assert run("plan", "job.toml").exit_code == 0
+    run("plan", "job.toml")
 
 
 def test_a_column_number_that_is_none_says_how_they_count(folder: Path) -> None:
-    result = run("init", "t.csv", "--target", "7")
-    assert result.exit_code == 2
-    assert "hint: columns count from 0 to 2; -1 is the last" in result.stderr
+    run("init", "t.csv", "--target", "7", exits=2, said="hint: columns count from 0 to 2; -1 is the last")
 
 
 def test_words_as_a_target_in_python_are_named() -> None:
@@ -141,9 +140,8 @@ def test_a_plan_before_the_first_fit_does_not_call_the_scaling_old(folder: Path)
     (folder / "job.toml").write_text(
         '[data]\npath = "t.csv"\ntarget = ["y"]\nstandardize = true\n[cluster]\nworkers = 1\n'
     )
-    shown = [run("plan", "job.toml") for _ in range(2)]
-    assert [result.exit_code for result in shown] == [0, 0]
-    assert all("frozen" not in result.stdout for result in shown)
+    for _ in range(2):
+        assert "frozen" not in run("plan", "job.toml").stdout
 
 
 @pytest.mark.parametrize(
@@ -162,9 +160,7 @@ def test_what_a_job_asks_and_would_not_get_is_refused(
     job.write_text(
         f'[data]\npath = "rows.csv"\ntarget = "y"\n[evaluate]\nfraction = 0.2\n{evaluate}\n[model]\n{model}\n'
     )
-    result = CliRunner().invoke(main, ["plan", str(job)])
-    assert result.exit_code == code
-    assert said in result.output
+    run("plan", job, exits=code, said=said)
 
 
 def test_scores_of_several_targets_say_that_they_are_means(tmp_path: Path) -> None:
@@ -174,6 +170,10 @@ def test_scores_of_several_targets_say_that_they_are_means(tmp_path: Path) -> No
     dkrr.KernelRidge(0.1, kernel="rbf").fit(X, Y).save(tmp_path / "model.zarr")
     np.save(tmp_path / "new.npy", np.column_stack([X, Y]))
     for options in ([], ["--metric", "rmse"]):
-        done = run("evaluate", tmp_path / "model.zarr", tmp_path / "new.npy", *options)
-        assert done.exit_code == 0, done.output
-        assert "3; each score is the mean over them" in done.stdout
+        run(
+            "evaluate",
+            tmp_path / "model.zarr",
+            tmp_path / "new.npy",
+            *options,
+            said="3; each score is the mean over them",
+        )

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from click.testing import CliRunner, Result
 
 import dkrr
-from dkrr.cli import main
 from dkrr.dataset import drop_generations, keep_last, row_hash_fraction
 from dkrr.errors import DataError, ParameterError, RefusedError
+from tests.contract.helpers import run
 from tests.jobs.retrain.project import Project, in_process, rows_of
 
 ROWS = 60
@@ -34,10 +33,6 @@ def with_gaps() -> pd.DataFrame:
     frame.loc[GONE[:3], "b"] = np.nan
     frame.loc[GONE[3:], "y"] = np.nan
     return frame
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 SOURCES: dict[str, Any] = {
@@ -71,13 +66,9 @@ def test_rows_with_missing_values_are_left_out_and_counted(
 
 def test_the_command_says_how_many(tmp_path: Path) -> None:
     source = SOURCES["csv"](tmp_path)
-    result = run("ingest", source, tmp_path / "d.zarr", "--target", "y", "--missing", "drop")
-    assert result.exit_code == 0
-    assert "5 rows with missing values" in result.stdout
+    run("ingest", source, tmp_path / "d.zarr", "--target", "y", "--missing", "drop", said="5 rows with missing values")
     assert "5 dropped for missing values" in run("info", tmp_path / "d.zarr").stdout
-    result = run("ingest", source, tmp_path / "e.zarr", "--target", "y")
-    assert result.exit_code == 4
-    assert "--missing drop" in result.stderr
+    run("ingest", source, tmp_path / "e.zarr", "--target", "y", exits=4, said="--missing drop")
 
 
 def test_what_is_no_missing_value_is_still_an_error(tmp_path: Path) -> None:
@@ -193,8 +184,7 @@ def test_batches_lose_rows_and_held_out_rows_stay_the_same(
 def test_init_predict_and_evaluate(tmp_path: Path) -> None:
     data = SOURCES["csv"](tmp_path)
     job = tmp_path / "job.toml"
-    result = run("init", data, "--target", "y", "--missing", "drop", "-o", job)
-    assert result.exit_code == 0
+    run("init", data, "--target", "y", "--missing", "drop", "-o", job)
     assert 'missing = "drop"' in job.read_text()
     assert "# one_hot = true" in job.read_text()  # targets that are missing are no words
     dataset = dkrr.ingest(data, tmp_path / "d.zarr", target="y", features=["a", "b", "held"], missing="drop")
@@ -204,13 +194,9 @@ def test_init_predict_and_evaluate(tmp_path: Path) -> None:
     with_gaps()[["a", "b", "held", "y"]].to_csv(data, index=False)
     # a prediction for every row, or none
     with_gaps()[["a", "b", "held"]].to_csv(tmp_path / "x.csv", index=False)
-    result = run("predict", model, tmp_path / "x.csv", "-o", tmp_path / "p.csv")
-    assert result.exit_code == 4
-    assert "3 values that are NaN" in result.stderr
+    run("predict", model, tmp_path / "x.csv", "-o", tmp_path / "p.csv", exits=4, said="3 values that are NaN")
     assert not (tmp_path / "p.csv").exists()
-    result = run("evaluate", model, data, "--missing", "drop", "--json")
-    assert result.exit_code == 0, result.output
-    assert '"rows": 55' in result.stdout
+    run("evaluate", model, data, "--missing", "drop", "--json", said='"rows": 55')
 
 
 def test_decimal_commas_from_init_to_predict(tmp_path: Path) -> None:
@@ -222,14 +208,13 @@ def test_decimal_commas_from_init_to_predict(tmp_path: Path) -> None:
     data, new, job = tmp_path / "t.csv", tmp_path / "new.csv", tmp_path / "job.toml"
     data.write_text("a;b;y\n" + lines)
     new.write_text("a;b\n" + "\n".join(line.rpartition(";")[0] for line in lines.split("\n")))
-    assert run("init", data, "-o", job).exit_code == 4
-    assert run("init", data, "--decimal", ",", "-o", job).exit_code == 0
+    run("init", data, "-o", job, exits=4)
+    run("init", data, "--decimal", ",", "-o", job)
     dataset = open_data(JobSpec.load(job).data, tmp_path / "store")
     assert np.array_equal(dataset.read(0, 60), table[:, :2])
     model = dkrr.KernelRidge(kernel="rbf").fit(dataset)
     model.save(tmp_path / "model.zarr")
-    result = run("predict", tmp_path / "model.zarr", new, "--decimal", ",", "-o", tmp_path / "p.npy")
-    assert result.exit_code == 0, result.output
+    run("predict", tmp_path / "model.zarr", new, "--decimal", ",", "-o", tmp_path / "p.npy")
     rows = pd.DataFrame(table[:, :2], columns=["a", "b"])
     assert np.allclose(np.load(tmp_path / "p.npy"), model.predict(rows), rtol=1e-12)
 
@@ -240,9 +225,18 @@ def test_rows_of_which_none_has_a_class(label: str, tmp_path: Path, monkeypatch:
     project = Project(tmp_path / "p", data={"target": "lab", "one_hot": True, "missing": "drop", "standardize": False})
     path = project.folder / "incoming/n1.csv"
     path.write_text(f"a,lab\n1.5,{label}\n2.5,{label}\n")
-    result = run("ingest", path, tmp_path / "d.zarr", "--target", "lab", "--one-hot", "--missing", "drop")
-    assert result.exit_code == 4, result.output
-    assert "all 2 rows of" in result.stderr
+    run(
+        "ingest",
+        path,
+        tmp_path / "d.zarr",
+        "--target",
+        "lab",
+        "--one-hot",
+        "--missing",
+        "drop",
+        exits=4,
+        said="all 2 rows of",
+    )
     with pytest.raises(RefusedError, match=r"n1.csv: all 2 rows of .* have missing values"):
         project.run()
     assert project.run().outcome == "nothing new"

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import dkrr
-from dkrr.cli import main
 from dkrr.jobs.run import drive
+from tests.contract.helpers import run
 
 JOB = """
 [data]
@@ -38,15 +37,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = np.random.default_rng(0).random((150, 3))
     np.savetxt(folder / "t.csv", rows, delimiter=",", header="a,b,y", comments="")
     (folder / "job.toml").write_text(JOB)
-    assert CliRunner().invoke(main, ["fit", str(folder / "job.toml")]).exit_code == 0
+    run("fit", folder / "job.toml")
     shutil.move(folder, folder.parent / "kept")
     return folder.parent / "kept"
 
 
 def said(*arguments: object) -> str:
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert result.exit_code == 0, (arguments, result.output)
-    return result.output
+    return run(*arguments).output
 
 
 def test_what_is_shown_of_a_moved_folder_are_its_present_paths(
@@ -55,18 +52,18 @@ def test_what_is_shown_of_a_moved_folder_are_its_present_paths(
     old, new = finished.parent / "first", tmp_path / "second"
     shutil.copytree(finished, new)
     monkeypatch.chdir(new)
-    run = new / "runs" / "t"
-    model = str(run / "model.zarr")
+    folder = new / "runs" / "t"
+    model = str(folder / "model.zarr")
     assert model in said("status", "t")
     assert model in said("status", "t", "--json")
     assert model in said("resume", "t")
-    assert str(run / "report.html") in said("resume", "t")
-    information = said("info", run, "--verify")
+    assert str(folder / "report.html") in said("resume", "t")
+    information = said("info", folder, "--verify")
     assert model in information
     assert str(new / "t.csv") in information
     assert str(new / "runs" / "store" / "factors") in information
     said("report", "t")
-    for output in (said("list"), said("list", "--json"), information, (run / "report.html").read_text()):
+    for output in (said("list"), said("list", "--json"), information, (folder / "report.html").read_text()):
         assert str(old) not in output
     assert str(old) not in repr(dkrr.load_model(model))
     assert str(old) not in said("info", model)

@@ -15,34 +15,18 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 import dkrr
-from dkrr.cli import main
 from dkrr.errors import LockedError, StoreError
-from dkrr.jobs.registry import ModelRegistry
+from dkrr.jobs.registry import ModelRegistry, NamedModel
 from dkrr.store import files as stores
 from dkrr.store.lease import hold_lock, process_record
+from tests.contract.helpers import contents, run, unchanged
 from tests.faults import failing_at, flip
 from tests.jobs.retrain.project import Project, in_process
 
 ROWS = np.random.default_rng(5).standard_normal((40, 3))
 ENDINGS = [".npy", ".csv", ".parquet", ".zarr"]
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def contents(folder: Path) -> dict[str, bytes | str]:
-    """Every file below a folder, and where its links point."""
-    found: dict[str, bytes | str] = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink():
-            found[str(path.relative_to(folder))] = os.readlink(path)
-        elif path.is_file():
-            found[str(path.relative_to(folder))] = path.read_bytes()
-    return found
 
 
 def make_model(path: Path, alpha: float = 0.1) -> Path:
@@ -60,6 +44,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "deep").mkdir()
     np.save(tmp_path / "deep" / "rows.npy", ROWS)
     return tmp_path
+
+
+def promoted() -> NamedModel:
+    """The model as a version of demo, which is in production."""
+    model = ModelRegistry("models").open("demo")
+    model.add("model.zarr")
+    model.promote()
+    return model
 
 
 def link(source: str, name: str) -> str:
@@ -93,10 +85,8 @@ def hard_link(source: str, name: str) -> str:
 )
 def test_an_input_is_never_the_output(place: Path, data: str, output: Callable[[], str], option: list[str]) -> None:
     name = output()
-    before = contents(place)
-    result = run("predict", "model.zarr", data, "-o", name, *option)
-    assert result.exit_code == 4, result.output
-    assert contents(place) == before
+    with unchanged(place):
+        run("predict", "model.zarr", data, "-o", name, *option, exits=4)
 
 
 def users_file(name: str) -> None:
@@ -122,7 +112,7 @@ def users_stamp(name: str) -> None:
 
 
 def edited_predictions(name: str) -> None:
-    assert run("predict", "model.zarr", "data.zarr", "-o", name).exit_code == 0
+    run("predict", "model.zarr", "data.zarr", "-o", name)
     if Path(name).is_dir():
         Path(name, "notes.txt").write_text("mine")
     else:
@@ -141,15 +131,12 @@ def test_only_predictions_of_dkrr_are_replaced_unless_told_so(
 ) -> None:
     name = f"out{ending}"
     make(name)
-    before = contents(place)
-    result = run("predict", "model.zarr", "data.zarr", "-o", name)
-    assert result.exit_code == 4, result.output
-    assert "--overwrite" in result.output
-    assert contents(place) == before
-    assert run("predict", "model.zarr", "data.zarr", "-o", name, "--overwrite").exit_code == 0
+    with unchanged(place):
+        run("predict", "model.zarr", "data.zarr", "-o", name, exits=4, said="--overwrite")
+    run("predict", "model.zarr", "data.zarr", "-o", name, "--overwrite")
     if make is users_link:
         assert Path("elsewhere").read_text() == "mine"
-    assert run("predict", "model.zarr", "data.zarr", "-o", name).exit_code == 0
+    run("predict", "model.zarr", "data.zarr", "-o", name)
 
 
 @pytest.mark.parametrize("ending", [".csv", ".zarr"])
@@ -160,22 +147,18 @@ def test_what_was_overwritten_once_is_asked_about_again_where_it_was_put_back(
     name = f"out{ending}"
     make(name)
     shutil.copytree(name, "kept") if Path(name).is_dir() else shutil.copy(name, "kept")
-    assert run("predict", "model.zarr", "data.zarr", "-o", name, "--overwrite").exit_code == 0
+    run("predict", "model.zarr", "data.zarr", "-o", name, "--overwrite")
     shutil.rmtree(name) if Path(name).is_dir() else Path(name).unlink()
     Path("kept").rename(name)
-    before = contents(place)
-    result = run("predict", "model.zarr", "data.zarr", "-o", name)
-    assert result.exit_code == 4, result.output
-    assert contents(place) == before
+    with unchanged(place):
+        run("predict", "model.zarr", "data.zarr", "-o", name, exits=4)
 
 
 def test_a_folder_of_the_users_is_not_taken_for_half_made_predictions(place: Path) -> None:
     users_folder("out.csv.work")
-    before = contents(place)
-    for option in ([], ["--overwrite"]):
-        result = run("predict", "model.zarr", "data.zarr", "-o", "out.csv", *option)
-        assert result.exit_code == 4, result.output
-        assert contents(place) == before
+    with unchanged(place):
+        for option in ([], ["--overwrite"]):
+            run("predict", "model.zarr", "data.zarr", "-o", "out.csv", *option, exits=4)
 
 
 def test_a_prediction_that_was_killed_can_be_started_again_and_another_at_work_is_named(place: Path) -> None:
@@ -184,11 +167,11 @@ def test_a_prediction_that_was_killed_can_be_started_again_and_another_at_work_i
     assert killed.returncode == -signal.SIGKILL
     assert Path("out.csv.work/data.zarr.lock").exists()
     with hold_lock("out.csv.work"):
-        assert run(*command[1:]).exit_code == 8
+        run(*command[1:], exits=8)
     Path("out.csv.work/mine.partial").write_text("mine")
-    assert run(*command[1:]).exit_code == 4
+    run(*command[1:], exits=4)
     Path("out.csv.work/mine.partial").unlink()
-    assert run(*command[1:]).exit_code == 0
+    run(*command[1:])
     assert {path.name for path in place.glob("out.csv*")} == {"out.csv", "out.csv.json"}
 
 
@@ -206,7 +189,7 @@ def test_a_prediction_that_was_killed_as_it_wrote_its_stamp_leaves_nothing_behin
         f"main({command!r})",
     ])  # fmt: skip
     assert subprocess.run([sys.executable, "-c", killing], check=False).returncode == -signal.SIGKILL
-    assert run(*command).exit_code == 0
+    run(*command)
     assert {path.name for path in place.glob("out.csv*")} == {"out.csv", "out.csv.json"}
 
 
@@ -237,11 +220,10 @@ def test_what_an_interrupted_prediction_left_is_made_anew_where_it_does_not_fit(
 ) -> None:
     command = ["predict", "model.zarr", "rows.csv", "-o", "out.csv"]
     with failing_at("write*/out.csv.json:1:eio"):
-        assert run(*command).exit_code == 4
+        run(*command, exits=4)
     assert Path("out.csv.work/result.zarr/predictions/c/0/0").exists()
     change(place)
-    result = run(*command)
-    assert result.exit_code == 0, result.output
+    run(*command)
     rows = np.loadtxt("rows.csv", delimiter=",", skiprows=1)
     predicted = np.loadtxt("out.csv", skiprows=1)
     np.testing.assert_allclose(predicted, dkrr.load_model("model.zarr").predict(rows), rtol=1e-12)
@@ -251,12 +233,10 @@ def test_what_an_interrupted_prediction_left_is_made_anew_where_it_does_not_fit(
 def test_data_that_are_damaged_do_not_cost_what_was_predicted(place: Path) -> None:
     command = ["predict", "model.zarr", "data.zarr", "-o", "out.csv"]
     with failing_at("write*/out.csv.json:1:eio"):
-        assert run(*command).exit_code == 4
+        run(*command, exits=4)
     flip(place / "data.zarr/X/c/0/0")
-    before = contents(place / "out.csv.work")
-    assert run(*command).exit_code == 4
-    assert before
-    assert contents(place / "out.csv.work") == before
+    with unchanged(place / "out.csv.work"):
+        run(*command, exits=4)
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -264,7 +244,7 @@ def test_predictions_are_replaced_by_others_and_say_who_made_them(place: Path, e
     make_model(place / "other.zarr", alpha=10.0)
     found = []
     for model in ("model.zarr", "other.zarr"):
-        assert run("predict", model, "data.zarr", "-o", f"p{ending}").exit_code == 0
+        run("predict", model, "data.zarr", "-o", f"p{ending}")
         found.append(contents(place / f"p{ending}") or Path(f"p{ending}").read_bytes())
         said = json.loads(Path(f"p{ending}.json").read_text())
         assert (said["num_rows"], said["dkrr"]) == (40, dkrr.__version__)
@@ -283,16 +263,16 @@ def test_an_output_is_whole_after_any_fault(place: Path, ending: str, site: str)
 
     fault = f"{site.format(place=place)}:1:eio"
     with failing_at(fault):
-        assert run("predict", "model.zarr", "data.zarr", "-o", output).exit_code != 0
+        run("predict", "model.zarr", "data.zarr", "-o", output, exits=None)
     first = predicted()
     assert (first is None) == ("{place}" not in site)
-    assert run("predict", "model.zarr", "data.zarr", "-o", output).exit_code == 0
+    run("predict", "model.zarr", "data.zarr", "-o", output)
     whole = predicted()
     assert first in (None, whole)
     with failing_at(fault):
-        assert run("predict", "other.zarr", "data.zarr", "-o", output).exit_code != 0
+        run("predict", "other.zarr", "data.zarr", "-o", output, exits=None)
     assert (predicted() == whole) == ("{place}" not in site)
-    assert run("predict", "other.zarr", "data.zarr", "-o", output).exit_code == 0
+    run("predict", "other.zarr", "data.zarr", "-o", output)
     assert predicted() not in (None, whole)
     assert {path.name for path in place.glob("p.*")} == {output.name, f"{output.name}.json"}
 
@@ -300,36 +280,19 @@ def test_an_output_is_whole_after_any_fault(place: Path, ending: str, site: str)
 def test_json_has_null_for_what_is_no_number(place: Path) -> None:
     dkrr.ingest(ROWS, "same.zarr", y=np.ones(40))
     result = run("evaluate", "model.zarr", "same.zarr", "--json")
-    assert result.exit_code == 0, result.output
     assert json.loads(result.stdout, parse_constant=pytest.fail)["r2"] is None
 
 
 def test_nothing_is_written_beside_a_version_when_it_is_scored(place: Path) -> None:
-    model = ModelRegistry("models").open("demo")
-    model.add("model.zarr")
-    model.promote()
+    model = promoted()
     (place / "scored.csv").write_text("a,b,c,y\n" + "".join(f"{a},{b},{c},{np.sin(a)}\n" for a, b, c in ROWS.tolist()))
     folders = {path: path.stat().st_mtime_ns for path in (place / "models").rglob("*") if path.is_dir()}
-    before = contents(place)
-    for name in ("demo@production", model.resolve().model_path, "model.zarr"):
-        result = run("evaluate", name, "scored.csv", "--registry", "models", "--json")
-        assert result.exit_code == 0, result.output
-        assert json.loads(result.stdout)["r2"] > 0.9
-    # a folder's time changes when something appears in it, though it be gone again
-    assert {path: path.stat().st_mtime_ns for path in folders} == folders
-    assert contents(place) == before
-
-
-def test_predictions_into_a_version_are_refused(place: Path) -> None:
-    model = ModelRegistry("models").open("demo")
-    model.add("model.zarr")
-    model.promote()
-    before = contents(place)
-    for name in ("demo@production", model.resolve().model_path):
-        output = Path(model.resolve().model_path).parent / "p.csv"
-        result = run("predict", name, "data.zarr", "-o", output, "--registry", "models")
-        assert result.exit_code == 4, result.output
-    assert contents(place) == before
+    with unchanged(place):
+        for name in ("demo@production", model.resolve().model_path, "model.zarr"):
+            result = run("evaluate", name, "scored.csv", "--registry", "models", "--json")
+            assert json.loads(result.stdout)["r2"] > 0.9
+        # a folder's time changes when something appears in it, though it be gone again
+        assert {path: path.stat().st_mtime_ns for path in folders} == folders
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -343,12 +306,11 @@ def test_a_model_replaces_a_model_and_nothing_else(place: Path) -> None:
     os.symlink("nowhere", "dangling.zarr")
     shutil.copytree("model.zarr", "mixed.zarr")
     Path("mixed.zarr/X_fit/notes.txt").write_text("mine")
-    before = contents(place)
-    for name in ("folder", "file", "data.zarr", "rows.csv", "link.zarr", "dangling.zarr", "mixed.zarr"):
-        for overwrite in (False, True):
-            with pytest.raises(dkrr.StoreError):
-                model.save(name, overwrite=overwrite)
-    assert contents(place) == before
+    with unchanged(place):
+        for name in ("folder", "file", "data.zarr", "rows.csv", "link.zarr", "dangling.zarr", "mixed.zarr"):
+            for overwrite in (False, True):
+                with pytest.raises(dkrr.StoreError):
+                    model.save(name, overwrite=overwrite)
     model.save("model.zarr", overwrite=True)  # over itself
     np.testing.assert_array_equal(dkrr.load_model("model.zarr").predict(ROWS), model.predict(ROWS))
 
@@ -430,7 +392,7 @@ def test_a_crash_while_a_model_is_replaced_leaves_one_that_gc_keeps(
             held = json.loads(lock.read_text())
             lock.write_text(json.dumps(held | {"owner": held["owner"] | {"pid": 2**30}}))
         # what a crash left is old, and the garbage collector comes by before anybody has looked
-        assert run("gc", "store", "--older-than", -1, "--yes").exit_code == 0
+        run("gc", "store", "--older-than", -1, "--yes")
         found = dkrr.load_model("model.zarr").predict(ROWS)
         assert any(np.array_equal(found, answer) for answer in answers)
         if not crashed:
@@ -444,7 +406,6 @@ def test_a_crash_while_a_model_is_replaced_leaves_one_that_gc_keeps(
 
 
 def test_rows_are_not_ingested_into_where_they_come_from(place: Path) -> None:
-    before = contents(place)
     for source, dest, *options in (
         ("deep/rows.npy", "deep"),
         ("rows.csv", "rows.csv"),
@@ -455,10 +416,8 @@ def test_rows_are_not_ingested_into_where_they_come_from(place: Path) -> None:
         ("data.zarr", "data.zarr/more.zarr"),
         ("data.zarr", link("data.zarr", "same.zarr"), "--append"),
     ):
-        before = contents(place)
-        result = run("ingest", source, dest, *options)
-        assert result.exit_code == 4, (source, dest, result.output)
-        assert contents(place) == before
+        with unchanged(place):
+            run("ingest", source, dest, *options, exits=4)
 
 
 def test_an_unfinished_data_set_is_not_cleared_for_rows_that_lie_in_it(place: Path) -> None:
@@ -466,9 +425,8 @@ def test_an_unfinished_data_set_is_not_cleared_for_rows_that_lie_in_it(place: Pa
     document = json.loads(Path("half.zarr/zarr.json").read_text())
     document["attributes"] = {"dkrr_format": "dataset", "format_version": 1, "complete": False}
     Path("half.zarr/zarr.json").write_text(json.dumps(document))
-    before = contents(place)
-    assert run("ingest", "half.zarr/X", "half.zarr").exit_code == 4
-    assert contents(place) == before
+    with unchanged(place):
+        run("ingest", "half.zarr/X", "half.zarr", exits=4)
 
 
 def test_what_appears_while_a_search_runs_is_kept(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,8 +435,7 @@ def test_what_appears_while_a_search_runs_is_kept(place: Path, monkeypatch: pyte
         '[data]\npath = "rows.csv"\ntarget = "c"\n[model]\nkernel = "rbf"\n[tune]\nrows = 30\nsearch_rows = [30]\n'
     )
     with hold_lock("best.toml"):
-        result = run("tune", "job.toml", "-o", "best.toml", "--no-picture")
-    assert result.exit_code == 8, result.output
+        run("tune", "job.toml", "-o", "best.toml", "--no-picture", exits=8)
     search = dkrr.jobs.tune.tune
 
     def searched(*arguments: Any, **options: Any) -> Any:
@@ -487,9 +444,7 @@ def test_what_appears_while_a_search_runs_is_kept(place: Path, monkeypatch: pyte
         return found
 
     monkeypatch.setattr("dkrr.jobs.tune.tune", searched)
-    result = run("tune", "job.toml", "-o", "best.toml", "--no-picture")
-    assert result.exit_code == 2, result.output
-    assert "best.toml exists" in result.output
+    run("tune", "job.toml", "-o", "best.toml", "--no-picture", exits=2, said="best.toml exists")
     assert Path("best.toml").read_text() == "mine"
 
 
@@ -502,12 +457,9 @@ def test_a_folder_of_the_users_is_not_taken_for_a_run(place: Path, theirs: str) 
     (place / "job.toml").write_text(
         '[data]\npath = "rows.csv"\ntarget = "c"\n[model]\nkernel = "rbf"\n[output]\ndirectory = "web"\n'
     )
-    before = contents(place)
-    for command in ("fit", "submit"):
-        result = run(command, "job.toml")
-        assert result.exit_code == 4, result.output
-        assert "web exists and is not a run of dkrr" in result.output
-        assert contents(place) == before
+    with unchanged(place):
+        for command in ("fit", "submit"):
+            run(command, "job.toml", exits=4, said="web exists and is not a run of dkrr")
 
 
 @pytest.mark.parametrize("theirs", ["thesis.txt", "drivers/ford.txt"])
@@ -519,12 +471,10 @@ def test_a_run_that_comes_to_nothing_takes_nothing_of_the_users_with_it(place: P
     (place / f"web/status.json.{'0' * 32}.partial").write_text("{")
     (place / "job.toml").write_text('[data]\npath = "nowhere.csv"\n[output]\ndirectory = "web"\n')
     (place / "web" / theirs).write_text("years of work")
-    before = contents(place)
-    result = run("fit", "job.toml")
-    assert contents(place) == before
-    assert result.exit_code == 4, result.output
+    with unchanged(place):
+        run("fit", "job.toml", exits=4)
     (place / "web" / theirs).unlink()
-    assert "nowhere.csv" in run("fit", "job.toml").output
+    run("fit", "job.toml", exits=4, said="nowhere.csv")
     assert not (place / "web").exists()
 
 
@@ -535,10 +485,9 @@ def test_a_folder_of_the_users_is_not_taken_for_the_records_of_retraining(theirs
     folder = project.folder / "models" / "demo" / "retrain"
     folder.mkdir(parents=True)
     (folder / theirs).write_text('{"state": "CA", "version": 3}')
-    before = contents(folder)
-    with pytest.raises(StoreError, match=r"retrain exists and is not the records of a retrain job"):
+    said = r"retrain exists and is not the records of a retrain job"
+    with unchanged(folder), pytest.raises(StoreError, match=said):
         project.run()
-    assert contents(folder) == before
 
 
 def test_a_fit_and_a_retrain_job_share_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -548,13 +497,11 @@ def test_a_fit_and_a_retrain_job_share_no_folder(tmp_path: Path, monkeypatch: py
     assert project.run().outcome == "promoted"
     job = tmp_path / "job.toml"
     job.write_text(f'[data]\npath = "{rows}"\ntarget = "y"\n[output]\ndirectory = "p/models/demo/retrain"\n')
-    result = run("fit", job)
-    assert result.exit_code == 4, result.output
-    assert "retrain exists and is not a run of dkrr" in result.stderr
+    run("fit", job, exits=4, said="retrain exists and is not a run of dkrr")
     assert project.run().outcome == "nothing new"
     project.document["retrain"]["name"] = "other"
     job.write_text(job.read_text().replace("/demo/", "/other/"))
-    assert run("fit", job).exit_code == 0
+    run("fit", job)
     with pytest.raises(StoreError, match=r"retrain exists and is not the records of a retrain job"):
         project.run()
 
@@ -562,9 +509,7 @@ def test_a_fit_and_a_retrain_job_share_no_folder(tmp_path: Path, monkeypatch: py
 def test_what_says_that_a_folder_is_a_run_says_it_to_every_command(place: Path) -> None:
     (place / "web").mkdir()
     (place / "web" / "job.json").write_text('{"name": "web", "version": 3}')
-    result = run("info", "web")
-    assert result.exit_code == 4
-    assert "web is not a data set, model, Gram matrix, factor or run" in result.stderr
+    run("info", "web", exits=4, said="web is not a data set, model, Gram matrix, factor or run")
 
 
 def test_a_submission_that_was_cut_off_is_made_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -584,20 +529,17 @@ def test_a_submission_that_was_cut_off_is_made_again(place: Path, monkeypatch: p
         with monkeypatch.context() as patch:
             patch.setattr(stores, "write_key", cut_off)
             patch.setattr("dkrr.jobs.run_directory.write_key", cut_off)
-            assert run("submit", "job.toml").exit_code != 0
+            run("submit", "job.toml", exits=None)
         assert written
-    result = run("submit", "job.toml")
-    assert result.exit_code == 0, result.output
+    run("submit", "job.toml")
 
 
 def test_a_job_file_is_never_replaced(place: Path) -> None:
     users_file("job.toml")
     os.symlink("nowhere.toml", "link.toml")
-    before = contents(place)
-    for name in ("job.toml", "link.toml", "rows.csv"):
-        result = run("init", "rows.csv", "-o", name)
-        assert result.exit_code == 2, result.output
-    assert contents(place) == before
+    with unchanged(place):
+        for name in ("job.toml", "link.toml", "rows.csv"):
+            run("init", "rows.csv", "-o", name, exits=2)
 
 
 def test_a_search_replaces_none_of_the_users_files(place: Path) -> None:
@@ -606,12 +548,17 @@ def test_a_search_replaces_none_of_the_users_files(place: Path) -> None:
     users_file("best.search.json")
     users_file("other.trials.jsonl")
     users_file("third.search.png")
-    before = contents(place)
-    for name in ("best.toml", "other.toml", "third.toml", "job.toml"):
-        result = run("tune", "job.toml", "-o", name, "--no-picture" if name != "third.toml" else "--picture")
-        assert result.exit_code == 2, result.output
-        assert "exists" in result.output
-    assert contents(place) == before
+    with unchanged(place):
+        for name in ("best.toml", "other.toml", "third.toml", "job.toml"):
+            run(
+                "tune",
+                "job.toml",
+                "-o",
+                name,
+                "--no-picture" if name != "third.toml" else "--picture",
+                exits=2,
+                said="exists",
+            )
 
 
 def test_a_report_replaces_a_report_and_nothing_else(place: Path) -> None:
@@ -625,51 +572,43 @@ def test_a_report_replaces_a_report_and_nothing_else(place: Path) -> None:
     for name in ("notes.html", "rows.csv"):
         if name == "notes.html":
             users_file(name)
-        before = contents(place)
-        result = run("report", "runs/a", "-o", name)
-        assert result.exit_code == 4, result.output
-        assert contents(place) == before
+        with unchanged(place):
+            run("report", "runs/a", "-o", name, exits=4)
     for _ in range(2):
-        assert run("report", "runs/a", "-o", "report.html").exit_code == 0
+        run("report", "runs/a", "-o", "report.html")
 
 
 @pytest.mark.parametrize("inside", ["other.zarr", "other.zarr/X_fit", "data.zarr", "version", "by_link"])
 def test_nothing_is_written_into_a_model_a_version_or_a_data_set(place: Path, inside: str) -> None:
     make_model(place / "other.zarr", alpha=10.0)
-    named = ModelRegistry("models").open("demo")
-    named.add("model.zarr")
-    named.promote()
-    folder = place / inside
+    folder, version = place / inside, promoted()
     if inside == "version":
-        folder = Path(named.resolve().model_path).parent
+        folder = Path(version.resolve().model_path).parent
     elif inside == "by_link":
         os.symlink("other.zarr", folder)
     (place / "job.toml").write_text(
         f'[data]\npath = "rows.csv"\ntarget = "c"\n[model]\nkernel = "rbf"\n[output]\ndirectory = "{folder}/run"\n'
     )
-    before = contents(place)
-    for command in (
-        ("predict", "model.zarr", "rows.csv", "-o", folder / "p.csv"),
-        ("predict", "model.zarr", "rows.csv", "-o", folder / "p.csv", "--overwrite"),
-        ("ingest", "rows.csv", folder / "in.zarr"),
-        ("ingest", "rows.csv", folder / "X-3"),
-        ("fit", "job.toml"),
-        ("submit", "job.toml"),
-    ):
-        result = run(*command)
-        assert result.exit_code == 4, (command, result.output)
-        assert contents(place) == before, command
-    with pytest.raises(dkrr.StoreError):
-        dkrr.load_model("model.zarr").save(folder / "new.zarr")
-    assert contents(place) == before
+    with unchanged(place):
+        for command in (
+            ("predict", "model.zarr", "rows.csv", "-o", folder / "p.csv"),
+            ("predict", "model.zarr", "rows.csv", "-o", folder / "p.csv", "--overwrite"),
+            ("ingest", "rows.csv", folder / "in.zarr"),
+            ("ingest", "rows.csv", folder / "X-3"),
+            ("fit", "job.toml"),
+            ("submit", "job.toml"),
+        ):
+            run(*command, exits=4)
+        with pytest.raises(dkrr.StoreError):
+            dkrr.load_model("model.zarr").save(folder / "new.zarr")
 
 
 def test_from_inside_a_model_one_writes_outside(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (place / "rows.zarr").mkdir()
     monkeypatch.chdir("model.zarr")
-    assert run("predict", "../model.zarr", "../rows.csv", "-o", "../p.csv").exit_code == 0
-    assert run("ingest", "../rows.csv", "../rows.zarr").exit_code == 0
-    assert run("predict", "../model.zarr", "../rows.csv", "-o", "p.csv").exit_code == 4
+    run("predict", "../model.zarr", "../rows.csv", "-o", "../p.csv")
+    run("ingest", "../rows.csv", "../rows.zarr")
+    run("predict", "../model.zarr", "../rows.csv", "-o", "p.csv", exits=4)
     dkrr.load_model(".").save(place / "model.zarr", overwrite=True)
 
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import dkrr
-from dkrr.cli import main
 from dkrr.kernels import RBF, Chi2, Laplacian, Linear, Matern, Polynomial, Sigmoid, kernel_from_dict, make_kernel
+from tests.contract.helpers import run
 
 X = np.random.default_rng(0).random((50, 3))
 Y = np.stack([X.sum(axis=1)] * 40, axis=1)
@@ -96,6 +95,5 @@ def test_commands_show_a_kernel_as_it_was_given(
     tmp_path: Path, parameters: dict[str, Any], shown: str, hidden: str
 ) -> None:
     dkrr.KernelRidge(kernel="rbf", **parameters).fit(X, Y).save(tmp_path / "model.zarr")
-    said = CliRunner().invoke(main, ["info", str(tmp_path / "model.zarr")]).output
-    assert shown in said
+    said = run("info", tmp_path / "model.zarr", said=shown).output
     assert not hidden or hidden not in said

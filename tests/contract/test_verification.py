@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import dkrr
-from dkrr.cli import main
 from dkrr.kernels import Kernel
+from tests.contract.helpers import run
 from tests.faults import flip
 
 X = np.random.default_rng(0).standard_normal((150, 3))
@@ -29,27 +28,24 @@ def factor(tmp_path: Path) -> Path:
     return found
 
 
-def verified(path: Path) -> tuple[int, str]:
-    result = CliRunner().invoke(main, ["info", str(path), "--verify"])
-    return result.exit_code, result.output
-
-
 def test_what_leave_one_out_keeps_in_a_factor_is_known(factor: Path) -> None:
-    assert verified(factor)[0] == 0
+    run("info", factor, "--verify")
     (factor / "inverse_diagonal" / "c" / "2" / "0").unlink()  # as an interrupted computation leaves it
-    assert verified(factor)[0] == 0
+    run("info", factor, "--verify")
 
 
 def test_what_is_wrong_in_it_is_named(factor: Path) -> None:
     flip(factor / "inverse_diagonal" / "c" / "1" / "0")
     (factor / "inverse_diagonal" / "notes.txt").write_text("mine")
     (factor / "other.txt").write_text("mine")
-    code, output = verified(factor)
-    assert code == 4
-    assert "chunk (1, 0) of inverse_diagonal is damaged" in output
-    assert "inverse_diagonal/notes.txt is of unknown origin" in output
-    assert "other.txt is of unknown origin" in output
-    assert "3 problems" in output
+    output = run("info", factor, "--verify", exits=4).output
+    for words in (
+        "chunk (1, 0) of inverse_diagonal is damaged",
+        "inverse_diagonal/notes.txt is of unknown origin",
+        "other.txt is of unknown origin",
+        "3 problems",
+    ):
+        assert words in output
 
 
 @pytest.mark.parametrize("options", [{}, {"tile_size": 64}])

@@ -1,0 +1,43 @@
+"""What contract tests share: a command with how it has to end and what it has to say, and a folder that stays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from dkrr.cli import main
+
+
+def run(*arguments: object, exits: int | None = 0, said: str | Sequence[str] = ()) -> Result:
+    """``dkrr ARGUMENTS``, which ends with the exit code ``exits`` (None: any but 0) and says each text of ``said``."""
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    ended = bool(result.exit_code) if exits is None else result.exit_code == exits
+    assert ended, f"dkrr {arguments}: {result.exit_code}\n{result.output}\n{result.exception!r}"
+    text = result.output if exits == 0 else result.stderr
+    for words in [said] if isinstance(said, str) else said:
+        assert words in text, f"{words!r} is not in\n{text}"
+    return result
+
+
+def contents(folder: Path) -> dict[str, bytes | str]:
+    """Every file below a folder, and where its links point."""
+    found: dict[str, bytes | str] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            found[str(path.relative_to(folder))] = os.readlink(path)
+        elif path.is_file():
+            found[str(path.relative_to(folder))] = path.read_bytes()
+    return found
+
+
+@contextmanager
+def unchanged(folder: Path) -> Iterator[None]:
+    """What is below a folder, which holds something, is afterwards what it was before."""
+    before = contents(folder)
+    assert before
+    yield
+    assert contents(folder) == before
