@@ -14,7 +14,8 @@ import re
 import zlib
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -118,7 +119,7 @@ class ParquetTable(ArrowTable):
 
     What a folder holds is as in pyarrow.dataset and pandas: the files of all its subfolders, but for names that begin
     with a dot or an underscore; and a subfolder ``year=2019`` gives its rows a column ``year``, behind those of the
-    files: numbers where all values are, null where there is none, else text.
+    files: numbers where all values are, null where there is none, else text. As labels they are text.
     """
 
     def __init__(self, path: Path, label: str) -> None:
@@ -160,7 +161,13 @@ class ParquetTable(ArrowTable):
                 f"column {min(twice)!r} is in {self._files[0]} and in the name of its folder",
                 hint="rename one of the two",
             )
-        self._folders = {unquote(name): _parsed([values[name] for values in folders]) for name in folders[0]}
+        self._folders = {
+            unquote(name): pa.array(
+                [None if values[name] == _NULL else unquote(values[name]) for values in folders], pa.string()
+            )
+            for name in folders[0]
+        }
+        self._parsed = {name: _parsed(texts) for name, texts in self._folders.items()}
         super().__init__(label, [*self._types, *self._folders], num_rows, is_named=True)
 
     def arrays(self, columns: Sequence[int], written: int | None = None) -> Iterator[list[Any]]:
@@ -173,10 +180,10 @@ class ParquetTable(ArrowTable):
             with _reading(file), pq.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False) as reader:
                 for batch in reader.iter_batches(batch_size=step, columns=wanted, use_threads=False):
                     arrays = [
-                        pa.repeat(self._folders[name][number], len(batch))
+                        pa.repeat((self._parsed if k < len(columns) else self._folders)[name][number], len(batch))
                         if name in self._folders
                         else batch.column(name)
-                        for name in names
+                        for k, name in enumerate(names)
                     ]
                     if written is not None:
                         arrays[-1] = self._as_in_first(arrays[-1], written, file)
@@ -195,16 +202,56 @@ class ParquetTable(ArrowTable):
 
     def label_type(self, column: int, *, as_text: bool = True) -> Any:
         name = self.names[column]
-        kind = self._folders[name].type if name in self._folders else self._types[name]
+        if name in self._folders:
+            return pa.string() if as_text else _type_of([self._folders[name]])
+        kind = self._types[name]
         return kind.value_type if pa.types.is_dictionary(kind) else kind
 
+    def as_written(self, column: int, *, kind: Any = None) -> Iterator[Any]:
+        for array in super().as_written(column):
+            yield array if kind is None else array.cast(kind)
 
-def _parsed(values: list[str]) -> Any:
+
+def _parsed(array: Any) -> Any:
     """Values of folders: numbers where all are, null where there is none, else text."""
-    texts = [None if value == _NULL else unquote(value) for value in values]
+    texts = array.to_pylist()
     if all(text is None or is_number(text) for text in texts):
         return pa.array([None if text is None else float(text) for text in texts], pa.float64())
-    return pa.array(texts, pa.string())
+    return array
+
+
+def _type_of(arrays: Iterable[Any], decimal: str = ".") -> Any:
+    """The type that gives all texts back: whole numbers of 64 bits, floats that are written in one way, else text.
+
+    As numbers "01" and "1" would be one, and so would "1.1" and "1.10", and whole numbers of twenty digits.
+    """
+    ways: list[tuple[Any, Callable[[str], str]]] = []
+    for array in arrays:
+        for text in filter(None, pc.unique(array).to_pylist()):
+            if decimal != "." and "." in text:
+                return pa.string()
+            number = text.replace(decimal, ".")
+            ways = ways or [
+                (pa.int64(), lambda text: str(np.int64(int(text)))),
+                (pa.float64(), lambda text: repr(float(text))),
+                (pa.float64(), lambda text: repr(float(text)).removesuffix(".0")),
+                (pa.float64(), partial(_with_decimals, len(number.partition(".")[2]))),
+            ]
+            ways = [(kind, way) for kind, way in ways if _gives_back(way, number)]
+            if not ways:
+                return pa.string()
+    return ways[0][0] if ways else pa.string()
+
+
+def _with_decimals(count: int, text: str) -> str:
+    return f"{float(text):.{count}f}"
+
+
+def _gives_back(way: Callable[[str], str], text: str) -> bool:
+    try:
+        return text[-1].isdigit() and way(text) == text  # inf and nan are no numbers here
+    except (ValueError, OverflowError):
+        return False
 
 
 @contextlib.contextmanager
@@ -302,13 +349,8 @@ class CsvTable(ArrowTable):
             yield values, labels and [label.strip() for label in labels]
 
     def label_type(self, column: int, *, as_text: bool = True) -> Any:
-        """Text as it stands; without ``as_text`` numbers where all fields are, which no code such as 007 is."""
-        digits, point = r"-?(0|[1-9]\d{0,17})", re.escape(self.decimal)
-        real = rf"-?(0|[1-9]\d*)({point}\d+)?([eE][+-]?\d+)?"
-        kinds = {} if as_text else {kind: f"^(|{text})$" for kind, text in ((pa.int64(), digits), (pa.float64(), real))}
-        for array in self.as_written(column) if kinds else ():
-            kinds = {k: text for k, text in kinds.items() if pc.all(pc.match_substring_regex(array, text)).as_py()}
-        return next(iter(kinds), pa.string())
+        """Text as it stands; without ``as_text`` numbers where these give all fields back."""
+        return pa.string() if as_text else _type_of(self.as_written(column), self.decimal)
 
     def as_written(self, column: int, *, kind: Any = None) -> Iterator[Any]:
         for array in super().as_written(column):

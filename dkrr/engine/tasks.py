@@ -415,6 +415,8 @@ class DaskExecutor:
             futures = [message.future for message in (*sent.values(), *ungathered)]
             self._abandon(graph, futures, wait=isinstance(error, CancelledError))
             raise
+        if reporter.done < len(nodes):
+            raise ClusterError(f"{phase}: {len(nodes) - reporter.done:,} tasks wait for others that are not there")
         summary.seconds = time.monotonic() - started
         return summary
 

@@ -250,10 +250,15 @@ class _Systems:
         return np.asarray(cho_solve(factor, right, check_finite=False))
 
     def _iterate(self, inside: Index, root: Vector, right: Matrix) -> Matrix:
-        part = self.columns.part(inside)
+        columns = self.columns
+        part = None if columns.kernel is None else columns.part(inside)  # of a given matrix it would be a copy
 
         def multiply(p: Matrix) -> Matrix:
-            return root[:, None] * part.product(root[:, None] * p)
+            if part is not None:
+                return root[:, None] * part.product(root[:, None] * p)
+            whole = np.zeros((len(columns.rows), p.shape[1]))
+            whole[inside] = root[:, None] * p
+            return root[:, None] * columns.product(whole)[inside]
 
         precondition = _LowRank(root[:, None] * self._panel[inside]) if self._panel.shape[1] else Preconditioner()
         found: CGState | None = None

@@ -536,7 +536,17 @@ def test_text_is_kept_with_the_spaces_at_its_ends(source: str, model: Path, tmp_
 def test_numbers_of_a_text_file_are_kept_as_numbers_in_parquet_and_as_they_stand_in_text(
     model: Path, tmp_path: Path
 ) -> None:
-    columns = {"whole": ["7", ""], "real": ["1.50", "-2e3"], "code": ["007", "8"], "word": ["1", "x"]}
+    columns = {
+        "whole": ["7", ""],
+        "long": ["1790000000000000001", "-1790000000000000002"],
+        "real": ["1.5", "-2000.0"],
+        "fixed": ["1.50", "-2000.00"],
+        "code": ["007", "8"],
+        "word": ["1", "x"],
+        "version": ["1.1", "1.10"],
+        "longer": ["12345678901234567890", "12345678901234567891"],
+        "digits": ["0.12345678901234567890", "1e400"],
+    }
     data = csv(FRAME.assign(**{name: values * 60 for name, values in columns.items()}), tmp_path / "new.csv")
     for output in ("out.csv", "out.parquet"):
         kept = [option for name in columns for option in ("--keep", name)]
@@ -544,8 +554,9 @@ def test_numbers_of_a_text_file_are_kept_as_numbers_in_parquet_and_as_they_stand
     text = pd.read_csv(tmp_path / "out.csv", dtype=str, keep_default_na=False)
     assert {name: text[name][:2].tolist() for name in columns} == columns
     found = pq.read_table(tmp_path / "out.parquet").select(list(columns))
-    assert [str(kind) for kind in found.schema.types] == ["int64", "double", "string", "string"]
-    assert found.to_pylist()[1] == {"whole": None, "real": -2000.0, "code": "8", "word": "x"}
+    assert [str(kind) for kind in found.schema.types] == ["int64"] * 2 + ["double"] * 2 + ["string"] * 5
+    numbers = {"whole": None, "long": -1790000000000000002, "real": -2000.0, "fixed": -2000.0}
+    assert found.to_pylist()[1] == numbers | {name: columns[name][1] for name in list(columns)[4:]}
 
 
 KEPT_TYPES = {
@@ -595,6 +606,34 @@ def test_columns_in_the_names_of_folders_are_kept(model: Path, tmp_path: Path) -
     np.testing.assert_allclose(found["y"], expected, atol=1e-6)
     assert found["place"].tolist() == ["Oslo"] * 60 + ["Rome"] * 60
     assert set(found["year"]) == {4}
+
+
+@pytest.mark.parametrize(
+    ("values", "classes", "kind"),
+    [
+        (("01", "1", "2"), ("01", "1", "2"), "string"),
+        (("1790000000000000001", "1790000000000000002", "5"), (5, 1790000000000000001, 1790000000000000002), "int64"),
+        (("1", "2", "3"), (1, 2, 3), "int64"),
+    ],
+)
+def test_values_in_the_names_of_folders_are_told_apart_as_in_a_text_file(
+    values: tuple[str, ...], classes: tuple[Any, ...], kind: str, tmp_path: Path
+) -> None:
+    for number, value in enumerate(values):
+        (tmp_path / f"rows/plant={value}").mkdir(parents=True)
+        FRAME[40 * number : 40 * number + 40].to_parquet(tmp_path / f"rows/plant={value}/part.parquet")
+    (tmp_path / "all").mkdir()
+    labels = np.repeat(values, 40)
+    text = csv(FRAME.assign(plant=labels), tmp_path / "all/rows.csv")
+    for source in (tmp_path / "rows", text):
+        data = dkrr.ingest(source, tmp_path / f"{source.name}.zarr", target="plant", one_hot=True)
+        assert data.classes == classes
+    dkrr.KernelRidge(alpha=0.1).fit(data).save(tmp_path / "classes.zarr")
+    for name in ("out.csv", "out.parquet"):
+        run("predict", tmp_path / "classes.zarr", tmp_path / "rows", "-o", tmp_path / name, "--keep", "plant")
+    assert sorted(pd.read_csv(tmp_path / "out.csv", dtype=str)["plant"]) == sorted(labels)
+    found = pq.read_table(tmp_path / "out.parquet")["plant"]
+    assert (str(found.type), sorted(map(str, found.to_pylist()))) == (kind, sorted(labels))
 
 
 def test_what_cannot_be_kept_is_said(model: Path, tmp_path: Path) -> None:

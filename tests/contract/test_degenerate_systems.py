@@ -121,7 +121,7 @@ def test_more_iterations_are_advised_only_where_they_help(estimator: Any) -> Non
     with pytest.raises(ConvergenceError, match="raise max_iter") as stopped:
         estimator(max_iter=1, tol=1e-12, C=1e3).fit(rows, labels)
     with pytest.raises(ConvergenceError, match="rounding allows no better") as stalled:
-        estimator(tol=1e-14, C=100, kernel="linear").fit(rows + 1e4, labels)
+        estimator(tol=1e-14, C=1e4, kernel="linear").fit(rows + 1e5, labels)
     assert (stopped.value.stagnated, stalled.value.stagnated) == (False, True)
     assert stalled.value.history
 
