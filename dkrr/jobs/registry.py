@@ -553,7 +553,15 @@ class NamedModel:
         return _unneeded(self.versions(), self.aliases(), keep, grace_seconds)
 
     def prune(self, *, keep: int, grace_seconds: float = GRACE_SECONDS) -> list[Version]:
-        """Delete what is :meth:`unneeded`, and what an earlier deletion left; the versions that are gone now."""
+        """Delete what is :meth:`unneeded`, and what an earlier deletion left; the versions that are gone now.
+
+        Raises
+        ------
+        ParameterError
+            A negative number.
+        """
+        if keep < 0 or grace_seconds < 0:
+            raise ParameterError(f"keep is {keep}, the grace {grace_seconds:g} s", hint="neither can be negative")
         versions = self.versions()
 
         def mark(aliases: Aliases) -> Aliases:

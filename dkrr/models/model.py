@@ -81,7 +81,7 @@ from dkrr.store.files import (
 from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileMatrix
 
-logger = logging.getLogger("dkrr.models.uncertainty")
+logger = logging.getLogger("dkrr.models")
 
 FORMAT = "dkrr-model"
 
@@ -588,9 +588,8 @@ class Model:
             if self.sigma2 is None:
                 why = "" if self.solution.converged else ", its fit did not converge"
                 raise ParameterError(f"this model does not know sigma2{why}", hint="give sigma2=, or fit again")
-            sigma2 = (
-                self.sigma2
-            )  # an estimate that left the range of float64 is refused; 0 where the fit leaves nothing
+            sigma2 = self.sigma2
+            # an estimate that left the range of float64 is refused; 0 where the fit leaves nothing
             for target in np.flatnonzero(~((sigma2 >= TINY) & (sigma2 < np.inf))):
                 largest = float(np.abs(self.dual_coef.read(0, self.num_rows)[:, target]).max(initial=0.0))
                 if not 0 <= sigma2[target] < np.inf or 0 < largest < SMALL_COEFFICIENTS:

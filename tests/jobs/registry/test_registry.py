@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dkrr import load_model
-from dkrr.errors import LockedError, StoreError
+from dkrr.errors import LockedError, ParameterError, StoreError
 from dkrr.jobs.registry import ModelRegistry, NamedModel
 from tests.faults import contents
 from tests.jobs.registry.helpers import ROWS
@@ -125,6 +125,8 @@ def test_prune_keeps_what_may_be_needed(model: NamedModel, saved: list[str], mon
     assert [version.id for version in model.prune(keep=0, grace_seconds=100)] == [c]
     assert {version.id for version in model.versions()} == {a, b}
     assert model.aliases().removing == ()
+    with pytest.raises(ParameterError, match="keep is -1"):
+        model.prune(keep=-1)
 
 
 def test_a_promotion_between_listing_and_deleting_saves_the_version(
