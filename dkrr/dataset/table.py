@@ -33,7 +33,7 @@ from dkrr.store.files import file_state
 if TYPE_CHECKING:
     from dkrr.dataset.dataset import Dataset
 
-BLOCK_BYTES = 16 << 20  # of float64 a block, so that reading ahead of a 4 MiB chunk stays cheap in memory
+BLOCK_BYTES = 8 << 20  # of float64 a block, so that reading ahead of a 4 MiB chunk stays cheap in memory
 
 Column = str | int
 Block = tuple[Floats, list[Any] | None]  # (m, number of columns asked for), and the labels of one column

@@ -233,14 +233,17 @@ class DatasetWriter:
         They are finite, as the caller has checked.
         """
         with storage_errors(self.location, self.needed):
-            self.num_rows += len(rows["X"])
-            for name, part in rows.items():
-                self._summaries[name].add(part)
-                rows[name] = np.concatenate([self._held[name], part])
-            whole = len(rows["X"]) // self._chunk_rows * self._chunk_rows
-            for start in range(0, whole, self._chunk_rows):
-                self._write({name: part[start : start + self._chunk_rows] for name, part in rows.items()})
-            self._held = {name: part[whole:].copy() for name, part in rows.items()}
+            start, end = 0, len(rows["X"])
+            while start < end:  # a chunk at a time: a block of a source is many, and is in memory already
+                stop = min(end, start + self._chunk_rows - len(self._held["X"]))
+                self.num_rows += stop - start
+                for name, part in rows.items():
+                    self._summaries[name].add(part[start:stop])
+                    self._held[name] = np.concatenate([self._held[name], part[start:stop]])
+                if len(self._held["X"]) == self._chunk_rows:
+                    self._write(self._held)
+                    self._held = {name: part[:0] for name, part in self._held.items()}
+                start = stop
 
     def _array(self, name: str) -> RowArray:
         shape = {"num_rows": self.num_rows, "num_columns": self._widths[name], "rows_per_chunk": self._chunk_rows}
