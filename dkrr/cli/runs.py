@@ -17,14 +17,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 import click
 
 from dkrr.cli.app import json_option, main, print_facts, print_json, show
-from dkrr.jobs.driver import Submitted, cancel_run, resume_run, submit_job
 from dkrr.jobs.facts import live_facts, phase_words, progress_words, run_facts, sentence
-from dkrr.jobs.page import write_report
 from dkrr.jobs.run_directory import (
     Meter,
     RunDirectory,
@@ -36,6 +34,9 @@ from dkrr.jobs.run_directory import (
     look_once,
     runs_folder,
 )
+
+if TYPE_CHECKING:
+    from dkrr.jobs.driver import Submitted
 
 LOOK_SECONDS = 1.0
 SECONDS_BETWEEN_LINES = 10.0
@@ -194,6 +195,7 @@ def submit_command(job: Path, as_json: bool) -> None:
     A finished job prints its result and is not run again unless its data set holds other rows since, or a file that it
     reads was written since; one that was interrupted continues.
     """
+    from dkrr.jobs.driver import submit_job
     from dkrr.jobs.spec import JobSpec
 
     spec = JobSpec.load(job)
@@ -209,6 +211,7 @@ def resume_command(run: RunDirectory, as_json: bool) -> None:
 
     A finished RUN prints its result, and says when its job reads other rows by now.
     """
+    from dkrr.jobs.driver import resume_run
 
     _print_submitted(resume_run(run), as_json)
 
@@ -291,6 +294,7 @@ def wait_command(context: click.Context, run: RunDirectory) -> None:
 @run_argument
 def cancel_command(run: RunDirectory) -> None:
     """Ask the driver of RUN to stop; it starts no new tile within 10 s, and `resume` continues it."""
+    from dkrr.jobs.driver import cancel_run
 
     status, name = cancel_run(run), run.shown
     said = f"{name}: cancel requested; `dkrr wait {name}` waits for the end"
@@ -329,6 +333,7 @@ def report_command(run: RunDirectory, output: Path | None) -> None:
 
     Every run makes one when it ends. Prints where it is.
     """
+    from dkrr.jobs.page import write_report
 
     click.echo(write_report(run, output))
 
