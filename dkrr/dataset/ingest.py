@@ -313,8 +313,9 @@ class _Labels:
     """Classes and their one-hot columns: column j of a row is 1 where its label is ``classes[j]``, else 0.
 
     Labels that are text are integers where all of them read as integers, numbers where all read as numbers, else text;
-    those with leading zeros are codes, and text. A whole float is an integer. Without ``classes`` they are those that
-    occur, sorted, which reads the column once.
+    those with leading zeros are codes, and text. A whole float is an integer. True of a Parquet file is the class that
+    a text file writes ``true``, ``True`` or ``TRUE``. Without ``classes`` they are those that occur, sorted, which
+    reads the column once.
 
     Raises
     ------
@@ -334,6 +335,10 @@ class _Labels:
             classes = self._sorted(self._occurring(used if drop else None))
         self.classes = tuple(classes)
         self._index = {label: j for j, label in enumerate(self.classes)}
+        for forms in _BOOLEANS:
+            same = [j for j, label in enumerate(self.classes) if isinstance(label, bool | str) and label in forms]
+            if len(same) == 1:
+                self._index = dict.fromkeys(forms, same[0]) | self._index
         self._has_numbers = not any(isinstance(label, str) for label in self.classes)
 
     def is_missing(self, label: Any) -> bool:
@@ -420,6 +425,7 @@ class _Labels:
         )
 
 
+_BOOLEANS = ((False, "False", "false", "FALSE"), (True, "True", "true", "TRUE"))
 _NUMBERS = bool | int | float | np.integer | np.floating | np.bool_
 
 

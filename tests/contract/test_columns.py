@@ -481,6 +481,22 @@ def test_predicted_labels_are_those_of_the_file(labels: tuple[str, ...], tmp_pat
     assert (table["kind"] == table["kind_predicted"]).all()
 
 
+@pytest.mark.parametrize(("fitted", "other"), [("parquet", "csv"), ("csv", "parquet"), ("lower.csv", "csv")])
+def test_classes_that_are_true_and_false_are_the_same_in_every_format(fitted: str, other: str, tmp_path: Path) -> None:
+    frame = TREES[["a", "b"]].assign(kind=TREES["kind"] == "oak")
+
+    def rows(ending: str) -> Path:
+        path = tmp_path / f"rows.{ending}"
+        if ending == "parquet":
+            frame.to_parquet(path)
+            return path
+        return csv(frame.assign(kind=frame["kind"].astype(str).str.lower()) if "lower" in ending else frame, path)
+
+    data = dkrr.ingest(rows(fitted), tmp_path / "rows.zarr", target="kind", one_hot=True)
+    dkrr.KernelRidge(kernel="rbf", gamma=10.0, alpha=1e-6).fit(data).save(tmp_path / "model.zarr")
+    assert accuracy(run("evaluate", tmp_path / "model.zarr", rows(other), "--metric", "accuracy")) == 1.0
+
+
 @pytest.mark.parametrize("mask", ["m", 0])
 def test_the_column_of_a_mask_is_no_feature(mask: str | int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_process(monkeypatch)
