@@ -203,6 +203,8 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
         prepared = prepare(job, store)
     monitor.phase("plan")
     recorded = directory.read("plan.json")
+    if recorded is not None and "digests" not in recorded:
+        recorded = None  # the first releases knew other rates and candidates: the plan is made again
     plan = make_plan(job, prepared, store, recorded)
     plan.check()
     # only now: a job whose data or size is refused must not hold the directory for itself

@@ -844,7 +844,8 @@ def _claimed(document: dict[str, Any], *, limits: bool = False) -> dict[str, Any
     """What a run's directory belongs to; with ``limits`` how far an iteration goes is part of it."""
     claimed = {table: values for table, values in document.items() if table not in NOT_CLAIMED}
     solver = {name: value for name, value in claimed.get("solver", {}).items() if limits or name not in LIMITS}
-    return {**claimed, "solver": solver}
+    # runs of the first releases have a job without the default
+    return {**claimed, "model": {"fit_intercept": False} | claimed.get("model", {}), "solver": solver}
 
 
 def _with_cluster_of_this_place(document: dict[str, Any], base: Path) -> dict[str, Any]:

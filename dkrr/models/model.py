@@ -133,6 +133,8 @@ def _require_model(path: Any) -> dict[str, Any]:
 PLAIN = ("y_is_1d", "feature_names", "target_names", "made_up", "classes", "provenance")
 VECTORS = {"center": "num_features", "intercept": "num_targets", "sigma2": "num_targets"}
 RECORDS = {"scaling": Scaling, "quantiles": Quantiles, "solution": Solution}
+# which models of the first releases lack where they have none
+OPTIONAL = ("intercept", "sigma2", "quantiles", "num_inputs", "weighted")
 BLOCK_ROWS = 4096
 
 TINY = float(np.finfo(np.float64).tiny)
@@ -820,6 +822,7 @@ def _check_digest(path: Any, digest: str) -> None:
 
 def _from_attributes(path: Any, attributes: dict[str, Any], digest: str) -> Model:
     """The model whose attributes these are, its arrays opened; raises whatever wrong attributes lead to."""
+    attributes = dict.fromkeys(OPTIONAL) | attributes
     kernel_dict, inputs = attributes["kernel"], attributes["num_inputs"]
 
     def saved_rows(name: str) -> RowArray:
