@@ -1,4 +1,4 @@
-"""Which kind of source is this? The one place that knows all of them, and fetches those at an address.
+"""Which kind of source is this? The one place that opens them, and fetches those at an address.
 
 Nothing is read whole: a .npy file is read piece by piece, dask arrays, Zarr arrays and data sets chunk by chunk. CSV,
 Parquet and NumPy files at an s3:// address are read from their beginning to their end, some of them twice, so a copy

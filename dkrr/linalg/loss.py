@@ -21,7 +21,8 @@ follows from the maximiser s(r) = clip(soft(r, epsilon) / curvature, low, high):
 p log p + (1 - p) log(1 - p) with p = -y s in [0, 1].
 
 A loss of this family is one line in ``LOSSES``; another one is a class beside :class:`Logistic`, and has to be smooth:
-those with kinks are minimised over boxes of coefficients (decomposition.py), which the family has.
+those with kinks are minimised over boxes of coefficients (decomposition.py), which the family has. Job files and
+estimators list the names they take (dkrr.jobs.spec, dkrr.models.machines).
 
 References
 ----------

@@ -6,7 +6,9 @@ The partition depends on n, d and the kernel, not on the workers, so the sums ar
 
 A residual is evaluated in float64 from the kernel and the rows, never from stored tiles. (Only for a precomputed
 matrix, which has no kernel, the given matrix is read.) It is independent of everything the solver stored, so a wrong
-tile that passed its checksum shows here. The sums of |A| over its rows are one more column of the same product.
+tile that passed its checksum shows here. The factor (direct.py) and a fit with an intercept (dkrr.fit.fitting) take
+theirs here, conjugate gradients by the same product in cg.py, systems in memory in dense.py; primal.py and nystrom.py
+have those of their own equations. The sums of |A| over its rows are one more column of the same product.
 
 Cost
 ----
