@@ -71,15 +71,22 @@ def panel_width(block_rows: int, num_columns: int) -> int:
 
 
 def product_task_bytes(block_rows: int, num_columns: int, num_features: int, *, compiled: bool = False) -> int:
-    """Memory of a task besides the baseline: 4 B w 8 + 4 (256 + d) 6,144 8 + 2 d 6,144 8 bytes.
+    """Memory of a task besides the baseline: 4 B w 8 + 4 (256 + d) 6,144 8 + 2 d 6,144 8 bytes, and the rows of J.
 
     V_I, V_J and both results with w columns of a panel and B rows; a strip, the rows and the operands of a block of
-    6,144 x 6,144 entries, the latter in two copies. Compiled code has no strip; it packs the columns, of V too.
+    6,144 x 6,144 entries, the latter in two copies. Compiled code has no strip; it packs the columns, of V too. The
+    rows of J are held, 8 B d bytes, where these are at most 16 MiB.
     """
     width = panel_width(block_rows, num_columns)
     rows = min(block_rows, BLOCK_ROWS)
     beside = width if compiled else STRIP_ROWS
-    return 8 * (4 * block_rows * width + 4 * rows * (beside + num_features) + 2 * rows * num_features)
+    held = block_rows * num_features if _are_held(block_rows, num_features) else 0
+    return 8 * (4 * block_rows * width + 4 * rows * (beside + num_features) + 2 * rows * num_features + held)
+
+
+def _are_held(num_rows: int, num_features: int) -> bool:
+    """Whether a task reads the rows of J once, not once for each block of the rows of I."""
+    return 8 * num_rows * num_features <= PANEL_BYTES
 
 
 class OperatorProduct:
@@ -235,12 +242,21 @@ class OperatorProduct:
     def _evaluated(self, rows: slice, columns: slice, absolute_last: bool) -> Iterator[tuple[slice, slice, Any]]:
         """Blocks of 6,144 x 6,144 entries, and how each is multiplied with."""
         kernel, source = self.operator.known()
+        held = None
+        if rows != columns and _are_held(self.blocks.tile_size, self.operator.num_features):
+            held = source.read(columns.start, columns.stop)
         for p in spans(rows, BLOCK_ROWS):
             a = source.read(p.start, p.stop)
             for q in spans(columns, BLOCK_ROWS):
                 if q.start > p.start:
                     break
-                sides, same = (a, a if p == q else source.read(q.start, q.stop)), p == q
+                if p == q:
+                    b = a
+                elif held is None:
+                    b = source.read(q.start, q.stop)
+                else:
+                    b = held[q.start - columns.start : q.stop - columns.start]
+                sides, same = (a, b), p == q
                 if absolute_last:
                     yield p, q, partial(add_strips, block_strips(kernel, *sides, same=same), absolute_last=True)
                 else:
