@@ -59,7 +59,15 @@ def client(scratch: Path) -> Iterator[Client]:
 
 
 def alive(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+    """Those of pids that are running; a process may end between any two questions about it."""
+
+    def runs(pid: int) -> bool:
+        try:
+            return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+        except psutil.NoSuchProcess:
+            return False
+
+    return [pid for pid in pids if runs(pid)]
 
 
 def environment() -> dict[str, str]:
