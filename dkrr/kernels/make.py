@@ -3,7 +3,8 @@
 A Python function is a kernel on blocks of rows, or on pairs of rows as scikit-learn calls it. Which of the two it is,
 is found once by probing it on blocks of 2 and 3 rows. In dictionaries (fingerprints, models) it is named
 ``module:qualname`` and imported again by that name, so that only importable functions can be stored; lambdas and local
-functions work as long as everything stays in one process.
+functions work as long as everything stays in one process. A name stands for whatever its module says today, so some
+values are kept beside it: tiles of a function that was changed are not those of the function, nor is its model.
 
 Kernels of :mod:`sklearn.gaussian_process.kernels` are evaluated by scikit-learn itself, strip by strip, with its
 temporaries of the size of a strip. scikit-learn is imported only when one is met. The native kernels of the same names
@@ -18,8 +19,9 @@ import inspect
 import json
 import pkgutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -56,6 +58,8 @@ class FunctionKernel(Kernel):
         Keyword arguments for the function.
     kind
         "block", "pair", or None: probed by :meth:`resolve`.
+    probe
+        What it makes of some fixed rows, found by :meth:`resolve`; later it has to make the same of them.
 
     Notes
     -----
@@ -67,10 +71,12 @@ class FunctionKernel(Kernel):
         "function": _callable,
         "kind": one_of("block", "pair"),
         "kernel_params": lambda *given: dict(given[2]),
+        "probe": lambda *given: tuple(given[2]),
     }
     function: Callable[..., Any]
     kernel_params: Mapping[str, Any] = field(default_factory=dict, hash=False)
     kind: str | None = None
+    probe: tuple[str, ...] = ()
 
     @property
     def _label(self) -> str:
@@ -78,17 +84,30 @@ class FunctionKernel(Kernel):
 
     def resolve(self, num_features: int) -> Self:
         super().resolve(num_features)
-        if self.kind is not None:
+        if self.probe:
+            _check_unchanged(self, num_features)
             return self
-        found = dataclasses.replace(self, kind=self._probe(num_features))
-        if found.kind == "pair":
-            warnings.warn(f"{self._label} takes pairs of rows, which is slow: {BLOCKS}", UserWarning, stacklevel=2)
-        return found
+        found = self
+        if self.kind is None:
+            found = dataclasses.replace(self, kind=self._probed_kind(num_features))
+            if found.kind == "pair":
+                warnings.warn(f"{self._label} takes pairs of rows, which is slow: {BLOCKS}", UserWarning, stacklevel=2)
+        return dataclasses.replace(found, probe=tuple(map(repr, found.probed_values(num_features))))
 
-    def _probe(self, num_features: int) -> str:
-        """Find out what the function takes. The rows are fixed, distinct and between 0.1 and 0.9."""
-        golden = (np.arange(5.0 * num_features) * 0.6180339887498949) % 1.0
-        rows = (0.1 + 0.8 * golden).reshape(5, num_features)
+    def _parameters(self) -> dict[str, Any]:
+        return {name: value for name, value in super()._parameters().items() if name != "probe"}
+
+    def probed_values(self, num_features: int) -> list[float]:
+        """k of two fixed rows with three others and with two that are close to them."""
+        rows = _probe_rows(num_features)
+        near, values = rows[:2] + 0.01 * (rows[2:4] - rows[:2]), np.empty((2, 5))
+        with np.errstate(all="ignore"):
+            self._fill(rows[:2], np.concatenate([rows[2:], near]), values.size)(slice(0, 2), slice(0, 5), values)
+        return [float(value) for value in values.ravel()]
+
+    def _probed_kind(self, num_features: int) -> str:
+        """Find out what the function takes."""
+        rows = _probe_rows(num_features)
         cause: Exception | None = None
         for kind, A, B, shape in (("block", rows[:2], rows[2:], (2, 3)), ("pair", rows[0], rows[2], ())):
             try:
@@ -162,6 +181,11 @@ class FunctionKernel(Kernel):
                 f"kernel_params of {self._label} cannot be stored ({error})",
                 hint="numbers, strings, lists and dictionaries can",
             ) from error
+        if any(not isinstance(key, str) for key in _keys(self.kernel_params)):
+            raise ParameterError(
+                f"kernel_params of {self._label} has keys that are no text, which would be text when it is read again",
+                hint="write the keys as text, and let the function convert them",
+            )
         hint = "define it at the top level of a module that can be imported"
         module, qualname = (getattr(self.function, name, None) for name in ("__module__", "__qualname__"))
         if not module or not qualname or module == "__main__" or "<" in qualname:
@@ -169,7 +193,42 @@ class FunctionKernel(Kernel):
         name = f"{module}:{qualname}"
         if _import_function(name) is not self.function:
             raise ParameterError(f"kernel function {name} is not what importing that name gives", hint=hint)
-        return {"kernel": self.name, "function": name, "kernel_params": params, "kind": self.kind}
+        found = {"kernel": self.name, "function": name, "kernel_params": params, "kind": self.kind}
+        return found | ({"probe": list(self.probe)} if self.probe else {})
+
+
+def _keys(value: Any) -> Iterator[Any]:
+    """The keys of all dictionaries within a value."""
+    for item in value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ():
+        yield from _keys(item)
+    yield from (value if isinstance(value, Mapping) else ())
+
+
+def _probe_rows(num_features: int) -> FloatArray:
+    """Five rows that are always the same, distinct, and between 0.1 and 0.9."""
+    golden = (np.arange(5.0 * num_features) * 0.6180339887498949) % 1.0
+    return np.asarray((0.1 + 0.8 * golden).reshape(5, num_features))
+
+
+@lru_cache(maxsize=64)
+def _check_unchanged(kernel: FunctionKernel, num_features: int) -> None:
+    """Once in a process: the function makes of the probe's rows what it made of them when it was stored.
+
+    Raises
+    ------
+    ParameterError
+        It was changed since.
+    """
+    before, now = np.array(kernel.probe, dtype=np.float64), np.array(kernel.probed_values(num_features))
+    finite = np.abs(before[np.isfinite(before)])
+    # on another processor the last digits are others
+    if not np.allclose(before, now, rtol=1e-11, atol=1e-11 * finite.max(initial=0.0), equal_nan=True):
+        number = int(np.argmax(np.abs(before - now)))
+        raise ParameterError(
+            f"{kernel._label} makes {now[number]:.12g} of two rows of which it made {before[number]:.12g} when this "
+            "was computed: it was changed",
+            hint="restore the function; or give the new one another name, and fit again",
+        )
 
 
 def _import_function(name: Any) -> Callable[..., Any]:

@@ -49,7 +49,7 @@ from dkrr.dataset.rows import DIGEST_ROWS, row_moments
 from dkrr.dataset.scaling import Drift, measure_drift
 from dkrr.engine.tasks import RunSummary
 from dkrr.errors import DamagedChunkError, StoreError
-from dkrr.kernels import Kernel
+from dkrr.kernels import FunctionKernel, Kernel
 from dkrr.kernels.base import MAX_EXTENT
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.workspace import Workspace, keep_for_others
@@ -63,6 +63,7 @@ logger = logging.getLogger("dkrr.linalg")
 FORMAT_VERSION = 1
 KERNEL_VERSION = 4
 
+FUNCTION_ROWS = 16
 FOLDER = "lineage"
 Kind = Literal["factors", "grams", "models"]
 # what two arrays of one lineage may differ in
@@ -76,8 +77,18 @@ _REQUESTS_AT_ONCE = 16
 
 
 def gram_fields(operator: RidgeOperator, dtype: str, source_digest: str = "") -> dict[str, Any]:
-    """What decides the bytes of the Gram tiles: no alpha, no weights."""
-    return {
+    """What decides the bytes of the Gram tiles: no alpha, no weights.
+
+    A function is known by a name and by what it makes of some rows that are made up, which need not be of the kind that
+    it was written for: of one there is also a digest of what it makes of the first 16 rows, to nine digits.
+    """
+    function: dict[str, Any] = {}
+    if operator.kernel is not None and operator.rows is not None and _calls_functions(operator.kernel):
+        rows = operator.rows.read(0, min(FUNCTION_ROWS, operator.grid.n))
+        values = operator.kernel.block(rows, rows)
+        rounded = np.round(values / max(float(np.abs(values).max()), np.finfo(np.float64).tiny), 9) + 0.0  # no -0
+        function = {"values_digest": hashlib.sha256(rounded.tobytes()).hexdigest()}
+    return function | {
         "format_version": FORMAT_VERSION,
         "kernel_version": KERNEL_VERSION,
         "kernel": {"kernel": "precomputed"} if operator.kernel is None else operator.kernel.to_dict(),
@@ -87,6 +98,10 @@ def gram_fields(operator: RidgeOperator, dtype: str, source_digest: str = "") ->
         "dtype": dtype,
         "rows_digest": source_digest or (operator.rows.digest if operator.rows is not None else ""),
     }
+
+
+def _calls_functions(kernel: Kernel) -> bool:
+    return isinstance(kernel, FunctionKernel) or any(map(_calls_functions, getattr(kernel, "parts", ())))
 
 
 def factor_fields(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from sklearn.gaussian_process import kernels as theirs
 
 import dkrr
+from dkrr.errors import ParameterError
 from dkrr.kernels import FunctionKernel, make_kernel
 
 RNG = np.random.default_rng(0)
@@ -109,3 +112,61 @@ def test_parameters_that_are_infinite_are_stored(tmp_path: Path, kernel: Any) ->
 def test_a_parameter_that_is_no_number_is_refused() -> None:
     with pytest.raises(dkrr.ParameterError, match="length_scale = nan of RBF"):
         make_kernel(theirs.RBF(np.nan)).to_dict()
+
+
+def module_with(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module of the user's with a kernel function k, as its file says now."""
+    (folder / "their_kernels.py").write_text(f"import numpy as np\n\n{text}\n")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "their_kernels", raising=False)
+    importlib.invalidate_caches()
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    return importlib.import_module("their_kernels").k
+
+
+WIDTH = "def k(A, B):\n    return np.exp(-{} * ((A[:, None] - B[None]) ** 2).sum(-1))"
+TABLE = """T = {{6: {}, 8: 0.5}}
+def k(A, B):
+    a, b = (np.array([T.get(int(v), 1.0) for v in R[:, 0]]) for R in (A, B))
+    return a[:, None] * b * np.exp(-((A[:, None, 1:] - B[None, :, 1:]) ** 2).sum(-1))"""
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("first", [100, 120])
+@pytest.mark.parametrize(("text", "values"), [(WIDTH, (3.0, 3.001)), (TABLE, (2.0, 2.001))], ids=["width", "table"])
+def test_what_a_function_made_before_it_was_changed_is_not_used(
+    text: str, values: tuple[float, float], first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(1)
+    x = np.column_stack([rng.choice([1, 6, 8], 120), rng.random((120, 2))])
+    y = np.sin(5 * x[:, 1])
+    for value, n in zip(values, (first, 120), strict=True):
+        k = module_with(text.format(value), tmp_path, monkeypatch)
+        gram = dkrr.gram_matrix(x[:n], k, store=tmp_path / "store", tile_size=32).compute()
+        np.testing.assert_allclose(gram, k(x[:n], x[:n]), atol=1e-14)
+        est = dkrr.KernelRidge(0.1, kernel=k, solver="cholesky", tile_size=32, store=tmp_path / "store")
+        inverse = np.linalg.inv(k(x[:n], x[:n]) + 0.1 * np.eye(n))
+        left_out = est.fit(x[:n], y[:n]).leave_one_out().residuals[:, 0]
+        np.testing.assert_allclose(left_out, inverse @ y[:n] / np.diag(inverse), atol=1e-9)
+
+
+def test_a_model_of_a_function_that_was_changed_since_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    k = module_with(WIDTH.format(3.0), tmp_path, monkeypatch)
+    dkrr.KernelRidge(0.1, kernel=k).fit(X, Y).save(tmp_path / "model.zarr")
+    module_with(f"# the same\n{WIDTH.format(3.0)}", tmp_path, monkeypatch)
+    expected = dkrr.load_model(tmp_path / "model.zarr").predict(Z)
+    module_with(WIDTH.format(3.01), tmp_path, monkeypatch)
+    with pytest.raises(ParameterError, match="it was changed"):
+        dkrr.load_model(tmp_path / "model.zarr").predict(Z)
+    module_with(WIDTH.format(3.0), tmp_path, monkeypatch)
+    np.testing.assert_array_equal(dkrr.load_model(tmp_path / "model.zarr").predict(Z), expected)
+
+
+def test_keys_that_would_become_text_are_refused_where_they_are_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    k = module_with("def k(A, B, w=None):\n    return w['all'].get(6, 1) * (A @ B.T)", tmp_path, monkeypatch)
+    est = dkrr.KernelRidge(0.1, kernel=k, kernel_params={"w": {"all": {6: 2.0}}}).fit(X, Y)
+    with pytest.raises(ParameterError, match="keys that are no text"):
+        est.save(tmp_path / "model.zarr")
+    assert not (tmp_path / "model.zarr").exists()
