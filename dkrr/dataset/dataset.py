@@ -142,6 +142,9 @@ class Dataset:
         Unweighted means and population standard deviations; the latter are 1 for a constant column.
     made_up
         Which of "feature_names" and "target_names" somebody did not give; such names tell no columns apart.
+    places
+        Where the features, the targets and the weights stood among the columns of the first source, in this order; ()
+        where that was not recorded.
     origin
         What the rows were made from, where dkrr made them from another data set.
     version
@@ -171,6 +174,7 @@ class Dataset:
     y_mean: Floats
     y_std: Floats
     made_up: tuple[str, ...] = ()
+    places: tuple[tuple[int, ...], ...] = ()
     origin: dict[str, Any] | None = None
     version: int = 1
     next_generation: int = 1
@@ -348,6 +352,7 @@ def _from_attributes(path: Any, attributes: dict[str, Any]) -> Dataset:
         classes=None if classes is None else tuple(classes),
         y_is_1d=bool(attributes["y_is_1d"]),
         generations=tuple(Generation(**item) for item in attributes["generations"]),
+        places=tuple(map(tuple, attributes.get("places", ()))),
         origin=attributes["origin"],
         version=version,
         next_generation=int(attributes["next"]["generation"]),
@@ -401,5 +406,5 @@ def before_appends(dataset: Dataset, digests: Mapping[str, str]) -> Dataset | No
 
 def fields_of(dataset: Dataset) -> dict[str, Any]:
     """What a data set that is made of this one keeps besides rows: names, classes, and whether y has one axis."""
-    names = ("feature_names", "target_names", "weight_name", "classes", "y_is_1d", "made_up")
+    names = ("feature_names", "target_names", "weight_name", "classes", "y_is_1d", "made_up", "places")
     return {name: getattr(dataset, name) for name in names}

@@ -30,7 +30,6 @@ from dkrr.dataset.table import (
     Table,
     is_place,
     resolve,
-    target_columns,
 )
 from dkrr.dataset.writer import claimed, is_finished, writing
 from dkrr.errors import DataError, ParameterError, StoreError, StoreMismatchError, check_whole, did_you_mean
@@ -169,7 +168,7 @@ def ingest(
             differing = [
                 f"{name}: {there[name]!r} there, {value!r} wanted"
                 for name, value in fields.items()
-                if name != "made_up" and there[name] != value
+                if name not in ("made_up", "places") and there[name] != value
             ]
             if differing := differing or _differing(existing, 0, existing.num_rows, rows):
                 raise StoreMismatchError(
@@ -452,6 +451,7 @@ def _fields(table: Table, layout: Layout, labels: _Labels | None) -> dict[str, A
         made_up.append("target_names")
     return {
         "made_up": tuple(made_up),
+        "places": (layout.features, layout.targets, () if layout.weight is None else (layout.weight,)),
         "feature_names": tuple(table.names[j] for j in layout.features),
         "target_names": names if labels is None else tuple(f"{names[0]}={label}" for label in labels.classes),
         "weight_name": None if layout.weight is None else table.names[layout.weight],
@@ -461,12 +461,12 @@ def _fields(table: Table, layout: Layout, labels: _Labels | None) -> dict[str, A
 
 
 def _as_before(base: Dataset, table: Table, **given: Any) -> dict[str, Any]:
-    """Columns of an append that are not given by name: those of the data set, found by name."""
-    targets: Any = list(target_columns(base.target_names, base.classes))
+    """Columns of an append that are not given by name: those of the data set, found by the names that it was given."""
+    targets: Any = list(base.named_targets)
     own = {
-        "target": (targets[0] if base.y_is_1d else targets, table.target),
-        "features": (list(base.feature_names), None),
-        "weight": (base.weight_name, table.weight),
+        "target": (targets[0] if base.y_is_1d and targets else targets, table.target),
+        "features": (list(base.names), None),
+        "weight": (base.weight_name if base.names else None, table.weight),
     }
     for role, (wanted, declared) in own.items():
         columns = given[role] if isinstance(given[role], list | tuple) else [given[role]]
@@ -482,15 +482,15 @@ def _as_before(base: Dataset, table: Table, **given: Any) -> dict[str, Any]:
 def _check_same_columns(base: Dataset, table: Table, layout: Layout, fields: dict[str, Any]) -> None:
     weights = () if layout.weight is None else (layout.weight,)
     differing = []
-    for name, numbers in (
-        ("feature_names", layout.features),
-        ("target_names", layout.targets),
-        ("weight_name", weights),
+    for name, numbers, is_named in (
+        ("feature_names", layout.features, bool(base.names)),
+        ("target_names", layout.targets, bool(base.named_targets)),
+        ("weight_name", weights, bool(base.names)),
     ):
         both = (getattr(base, name), fields[name])
         old, new = ((value,) if isinstance(value, str) else value or () for value in both)
-        # arrays have no names of their own, so only their number of columns can be compared
-        if len(old) != len(new) or (old != new and all(table.has_name(j) for j in numbers)):
+        # where one side has no names of its own, only the number of columns can be compared
+        if len(old) != len(new) or (old != new and is_named and all(table.has_name(j) for j in numbers)):
             old_text, new_text = (f"{len(names)} ({', '.join(names[:8])})" for names in (old, new))
             differing.append(f"{name.partition('_')[0]}s: {old_text} there, {new_text} given")
     if differing:

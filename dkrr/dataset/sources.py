@@ -23,7 +23,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.dataset.dataset import FORMAT, Dataset, open_dataset
+from dkrr.dataset.dataset import FORMAT, Dataset, array_name, attributes_of, open_dataset
 from dkrr.dataset.rows import Floats
 from dkrr.dataset.table import (
     ArrayTable,
@@ -282,6 +282,15 @@ def open_zarr(location: Any, label: str, **options: Any) -> Table:
         raise StoreError(f"{label} is {what}", hint="check the path, and convert what is of format 2")
     if document.get("attributes", {}).get("dkrr_format") == FORMAT:
         return dataset_table(open_dataset(location))
+    around = attributes_of(parent_of(location))
+    if around is not None:
+        present = {array_name(part, around["version"]) for part in around["arrays"]}
+        # rows that were dropped, or that an append left which came to nothing
+        if name_of(location) not in present or document.get("shape", [None])[0] != around["num_rows"]:
+            raise DataError(
+                f"{label} has other rows than the data set that it lies in, {parent_of(location)}",
+                hint="name the data set",
+            )
     for found in (document, *(read_json(location, f"{name}/zarr.json") for name in _PARTS)):
         if found is not None and found.get("node_type") != "group":
             _check_array(found, label)

@@ -158,7 +158,8 @@ class DatasetWriter:
     location
         Folder or URL.
     fields
-        feature_names, target_names, weight_name, classes, y_is_1d and made_up of :class:`~dkrr.dataset.Dataset`.
+        feature_names, target_names, weight_name, classes, y_is_1d, made_up and places of
+        :class:`~dkrr.dataset.Dataset`.
     rows_per_chunk
         None chooses chunks of at most 4 MiB.
     num_rows

@@ -48,6 +48,7 @@ from dkrr.models.prediction import needs_workers, predict_dataset, score_dataset
 from dkrr.store.documents import content_digest, manifest_digest
 from dkrr.store.files import (
     children,
+    delete_key,
     is_below,
     is_url,
     join,
@@ -115,6 +116,11 @@ def work_of(output: str) -> str:
     return sibling(output, ".work")
 
 
+def _is_empty(work: str) -> bool:
+    """Whether neither rows nor results are in such a folder."""
+    return {"data.zarr", RESULT}.isdisjoint(children(work))
+
+
 def check_output(output: str, inputs: Iterable[str] = (), *, overwrite: bool = False) -> str | None:
     """Refuse an output that would take the place of something else; what is replaced is known by its digest.
 
@@ -149,6 +155,9 @@ def check_output(output: str, inputs: Iterable[str] = (), *, overwrite: bool = F
                 hint="give the predictions a name and a folder of their own",
             )
     is_foreign = not is_url(work) and os.path.lexists(work) and not os.path.isdir(work)
+    # rows and results come after what says whose they are
+    owner = None if is_foreign else read_json(work, VERSION)
+    is_foreign |= not _is_empty(work) if owner is None else {"model", "registry"}.isdisjoint(owner)
     if is_foreign or any(not _WORK.fullmatch(name) for name in children(work)):
         raise StoreError(
             f"{work}, where predictions are kept until they are complete, holds something else",
@@ -437,6 +446,7 @@ def predict_job(
         else:
             location = str(model)
             stamp = {"model": location if is_url(location) else os.path.abspath(location)}
+            write_json(work, VERSION, stamp)
         predictions, origin = _predicted(
             location, data, output, extras or Extras(), overwrite, reading or {}, keep, progress
         )
@@ -453,6 +463,9 @@ def predict_job(
             logger.info("what an interrupted prediction left in %s is made anew: %s", work, exc.message)
             remove_array(work)
             return predict()
+        finally:
+            if _is_empty(work):  # of one that began nothing
+                delete_key(work, VERSION)
 
 
 def _version_for(model: NamedModel, reference: Reference, work: str) -> Version:
@@ -572,7 +585,7 @@ def evaluate_job(
     reading: dict[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Score a model on the rows of ``data``, whose last columns (or named columns) are the targets.
+    """Score a model on the rows of ``data``, whose targets are told by name, else by where they stood in the fit.
 
     ``intervals``: the coverage of the jackknife intervals whose real one is counted (None: 0.9, of a model that has
     leave-one-out quantiles). ``reading`` says how a text file is read, and what is done with rows that have missing
@@ -589,6 +602,17 @@ def evaluate_job(
     found = score.facts() if metric is None else {metric: score.value(metric), "rows": score.num_rows}
     several = model.num_targets > 1 and score.accuracy is None
     return found | ({"targets": f"{model.num_targets}; each score is the mean over them"} if several else {})
+
+
+def _by_place(model: Model, table: Table) -> dict[str, Any]:
+    """Columns of a table without names in common: where they stood when the model was fitted, else targets last."""
+    places: list[list[int]] = [*model.provenance.get("places", ()), [], []][:2]
+    names, used = table.names, sorted(j for part in places for j in part)
+    if len(names) == len(used):  # nothing else is there
+        places = [[used.index(j) for j in part] for part in places]
+    elif not used or len(names) <= used[-1]:
+        return {"target": list(range(-1 if model.classes is not None else -model.observed.num_targets, 0))}
+    return {role: [names[j] for j in part] for role, part in zip(("features", "target"), places, strict=True)}
 
 
 def _rows_for(
@@ -623,10 +647,9 @@ def _rows_for(
     observed = model.observed
     options = ordered_like(observed, table)
     if not options and table.target is None:
-        labels = target_columns(observed.target_names, model.classes)
+        labels = observed.named_targets
         is_there = bool(labels) and set(labels) <= set(table.names)
-        last = range(-1 if model.classes is not None else -observed.num_targets, 0)
-        options = {"target": list(labels if is_there else last)}
+        options = {"target": list(labels)} if is_there else _by_place(model, table)
     one_hot = model.classes is not None and table.classes is None
     missing = reading.get("missing", "error")
     return ingest(table, destination, **options, one_hot=one_hot, classes=model.classes, missing=missing), table

@@ -122,7 +122,8 @@ class Solved:
         named: dict[str, Any] = {"y_is_1d": dataset.y_is_1d, "made_up": dataset.made_up, "classes": classes}
         named |= {name: list(getattr(dataset, name)) for name in ("feature_names", "target_names")}
         digests = {"rows": dataset.digest, "targets": dataset.digest_y, "weight": dataset.digest_weight}
-        provenance = {"dkrr": __version__, **{f"{name}_digest": digest for name, digest in digests.items()}}
+        provenance: dict[str, Any] = {"dkrr": __version__, "places": [list(part) for part in dataset.places]}
+        provenance |= {f"{name}_digest": digest for name, digest in digests.items()}
         return Model(**(named | columns | self.parts), provenance=provenance | self.details)
 
 

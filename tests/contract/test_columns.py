@@ -783,3 +783,50 @@ def test_widths_that_were_chosen_belong_to_names(
         model = dkrr.load_model(tmp_path / "runs/best/model.zarr")
         found.append(model.predict(frame[["a", "b", "c"]].to_numpy()))
     np.testing.assert_allclose(found[1], found[0], rtol=1e-9)
+
+
+# where targets are, without names in common: named or not on one side, first, last, or among other columns
+PLACES: dict[str, tuple[list[str], Any, dict[str, Any]]] = {
+    "target first": (["y", "a", "b", "c"], 0, {}),
+    "target last, no names in the fit": (["a", "b", "c", "y"], -1, {"header": False}),
+    "features in an order of their own": (["a", "y", "b", "c"], 1, {"features": [3, 0, 2]}),
+    "others beside": (["a", "id", "y", "b", "c"], 2, {"features": [0, 3, 4]}),
+}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("fitted", PLACES)
+@pytest.mark.parametrize("header", [None, ["x1", "x2", "x3", "x0"]], ids=["no names", "other names"])
+def test_without_names_in_common_columns_are_where_they_were_in_the_fit(
+    fitted: str, header: list[str] | None, tmp_path: Path
+) -> None:
+    columns, target, options = PLACES[fitted]
+    frame = FRAME.assign(id=np.arange(120.0))[columns]
+    is_named = options.get("header", True)
+    if is_named and header is not None:
+        header = None  # then names decide
+    rows = csv(frame, tmp_path / "rows.csv", header=is_named)
+    data = dkrr.ingest(rows, tmp_path / "train.zarr", target=target, **options)
+    dkrr.KernelRidge(kernel="linear", alpha=1e-8).fit(data).save(tmp_path / "model.zarr")
+    new = csv(frame, tmp_path / "new.csv", header=False if header is None else [*header, "z"][: len(columns)])
+    said = run("evaluate", tmp_path / "model.zarr", new, "--json").stdout
+    assert json.loads(said)["r2"] > 1 - 1e-12
+
+
+def test_names_that_nobody_gave_match_none_of_a_batch(tmp_path: Path) -> None:
+    first = csv(FRAME, tmp_path / "first.csv", header=False)
+    batch = csv(FRAME, tmp_path / "batch.csv", header=["x3", "x0", "x1", "x2"])
+    run("ingest", first, tmp_path / "rows.zarr", "--target", "-1")
+    run("ingest", batch, tmp_path / "rows.zarr", "--append", "--target", "-1")
+    both = dkrr.open_dataset(tmp_path / "rows.zarr").read_parts(0, 240)
+    np.testing.assert_array_equal(both["X"][120:], both["X"][:120])
+    np.testing.assert_array_equal(both["y"][120:], both["y"][:120])
+
+
+def test_an_array_of_a_data_set_that_has_other_rows_than_it_is_not_read_for_it(tmp_path: Path) -> None:
+    data = dkrr.ingest(FRAME, tmp_path / "rows.zarr", target="y")
+    assert dkrr.ingest(data.path + "/X", tmp_path / "same.zarr").num_rows == 120
+    run("ingest", FRAME.to_csv(tmp_path / "b.csv", index=False) or tmp_path / "b.csv", data.path, "--append")
+    run("ingest", data.path, "--keep-rows", 50)
+    run("ingest", data.path + "/X", tmp_path / "old.zarr", exits=4, said="name the data set")
+    assert not (tmp_path / "old.zarr").exists()

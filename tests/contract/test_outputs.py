@@ -156,14 +156,17 @@ def test_what_was_overwritten_once_is_asked_about_again_where_it_was_put_back(
 
 def test_a_folder_of_the_users_is_not_taken_for_half_made_predictions(place: Path) -> None:
     users_folder("out.csv.work")
+    Path("out.npy.work").mkdir()
+    dkrr.ingest(ROWS, "out.npy.work/data.zarr")  # a name that dkrr uses itself
     with unchanged(place):
+        run("predict", "model.zarr", "rows.csv", "-o", "out.npy", exits=4)
         for option in ([], ["--overwrite"]):
             run("predict", "model.zarr", "data.zarr", "-o", "out.csv", *option, exits=4)
 
 
 def test_a_prediction_that_was_killed_can_be_started_again_and_another_at_work_is_named(place: Path) -> None:
     command = [str(Path(sys.executable).with_name("dkrr")), "predict", "model.zarr", "rows.csv", "-o", "out.csv"]
-    killed = subprocess.run(command, env={**os.environ, "DKRR_FAILPOINTS": "write*:1:sigkill"}, check=False)
+    killed = subprocess.run(command, env={**os.environ, "DKRR_FAILPOINTS": "write*:@2:sigkill"}, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert Path("out.csv.work/data.zarr.lock").exists()
     with hold_lock("out.csv.work"):
@@ -638,3 +641,14 @@ def test_a_data_set_has_one_writer_by_whatever_path(link: str, tmp_path: Path) -
     dataset = dkrr.open_dataset(other)
     assert dataset.num_rows == before + len(ROWS)
     dataset.verify()
+
+
+def test_what_somebody_keeps_in_the_folder_of_a_version_outlives_it(place: Path) -> None:
+    model = promoted()
+    note = Path(model.resolve("production").location)
+    (note / "notes.txt").write_text("mine")
+    make_model(place / "other.zarr", alpha=0.2)
+    model.promote(model.add("other.zarr").id)
+    model.change(lambda aliases: aliases.moved(previous=None), why="test")
+    run("models", "prune", "demo", "--keep", "0", "--grace", "0", said="deleted")
+    assert contents(note) == {"notes.txt": b"mine"}
