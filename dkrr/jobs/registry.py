@@ -23,6 +23,7 @@ too late and is refused.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -68,7 +69,7 @@ from dkrr.store.interruption import check_fence
 from dkrr.store.lease import process_record
 from dkrr.store.objects import parse_address
 
-ALIASES, VERSIONS, RECORD = "aliases.json", "versions", "version.json"
+ALIASES, VERSIONS, RECORD, MODEL = "aliases.json", "versions", "version.json", "model.zarr"
 NAMES = ("production", "candidate", "previous")
 MODELS_VARIABLE = "DKRR_MODELS"
 GRACE_SECONDS = 86_400.0
@@ -229,7 +230,7 @@ class Version(_Document):
     @property
     def model_path(self) -> str:
         """Path or address of the model."""
-        return join(self.location, "model.zarr")
+        return join(self.location, MODEL)
 
 
 def check_version(version: Version) -> None:
@@ -577,7 +578,10 @@ class NamedModel:
         for name in gone:
             location = join(self.location, VERSIONS, name)
             delete_key(location, RECORD)  # first, so that a deletion which is interrupted leaves no version
-            remove_array(location)
+            remove_array(join(location, MODEL))
+            if not is_url(location):
+                with contextlib.suppress(OSError):  # somebody keeps something there
+                    os.rmdir(location)
         self.change(forget, why="prune")
         return [version for version in versions if version.id in gone]
 

@@ -324,7 +324,8 @@ def deliveries(incoming: str, without: Sequence[str] = ()) -> list[Delivery]:
         The folder does not exist, where a mistyped name would mean "nothing new" for ever.
     """
     name = name_of(incoming)
-    is_pattern = any(mark in name for mark in "*?[")
+    # what is there by this very name is meant
+    is_pattern = any(mark in name for mark in "*?[") and not os.path.lexists(incoming)
     is_file = not is_pattern and (_is_data(name) or os.path.isfile(incoming))
     folder = parent_of(incoming) if is_pattern or is_file else incoming
     found = []

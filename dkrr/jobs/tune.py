@@ -60,8 +60,7 @@ class TuneSummary:
     @property
     def files(self) -> dict[str, str | None]:
         """What stands beside the job file."""
-        endings = {"trials": ".trials.jsonl", "search": ".search.json", "picture": ".search.png"}
-        found: dict[str, str | None] = {k: str(Path(self.path).with_suffix(ending)) for k, ending in endings.items()}
+        found: dict[str, str | None] = {name: str(place) for name, place in _beside(Path(self.path)).items()}
         return found if self.has_picture else found | {"picture": None}
 
     def to_dict(self) -> dict[str, Any]:
@@ -207,11 +206,11 @@ def tune_job(
             has_picture=picture,
         )
         lines = [json.dumps(record, sort_keys=True) for record in result.records]
-        search, trials = (path.with_suffix(ending) for ending in (".search.json", ".trials.jsonl"))
-        write_file(search, json.dumps(document, indent=1, sort_keys=True).encode())
-        write_file(trials, "".join(f"{line}\n" for line in lines).encode())
+        beside = _beside(path)
+        write_file(beside["search"], json.dumps(document, indent=1, sort_keys=True).encode())
+        write_file(beside["trials"], "".join(f"{line}\n" for line in lines).encode())
         if picture:
-            draw_search(document, str(path.with_suffix(".search.png")))
+            draw_search(document, str(beside["picture"]))
         # last: when the job file is there, so is all that it came from
         text = _job_text(job, summary, train.names)
         if create_bytes(path.parent, path.name, text.encode()) is None:
@@ -242,15 +241,20 @@ def _settings(job: JobSpec, **given: Any) -> TuneSettings:
     return replace(found, **changed)
 
 
+def _beside(path: Path) -> dict[str, Path]:
+    """What a search leaves beside its job file, which need not end in .toml."""
+    endings = {"trials": "trials.jsonl", "search": "search.json", "picture": "search.png"}
+    return {name: path.with_name(f"{path.name.removesuffix('.toml')}.{end}") for name, end in endings.items()}
+
+
 def _refuse(job: JobSpec, path: Path) -> None:
     """Find before the search what would be wrong after it."""
-    beside = [path.with_suffix(ending) for ending in (".search.json", ".trials.jsonl", ".search.png")]
-    search = None
+    beside, search = _beside(path), None
     with contextlib.suppress(StoreError):
-        search = read_json(path.parent, beside[0].name)
+        search = read_json(path.parent, beside["search"].name)
     # what an earlier search left is known by the document that it wrote first
     is_ours = isinstance(search, dict) and search.keys() >= {"format", "num_rows", "feature_names"}
-    for found in [path, *([] if is_ours and not beside[0].is_symlink() else beside)]:
+    for found in [path, *([] if is_ours and not beside["search"].is_symlink() else beside.values())]:
         if os.path.lexists(found):
             raise _exists(found)
     if job.model.kernel == "precomputed":

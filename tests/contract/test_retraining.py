@@ -760,3 +760,12 @@ def test_a_run_that_fits_nothing_is_no_fit_of_search_every(tmp_path: Path) -> No
     project.document["gate"]["min_rows"] = 10
     again = project.nights(2)
     assert (again.outcome, again.searched) == ("promoted", False)
+
+
+@pytest.mark.parametrize("incoming", ["in [1]", "in [1]/n1.csv", "in [1]/n1 [2].csv", "in [1]/n?.csv"])
+def test_a_name_with_the_marks_of_a_pattern_that_is_there_is_no_pattern(incoming: str, tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", retrain={"incoming": incoming})
+    (tmp_path / "p/in [1]").mkdir()
+    name = Path(incoming).name if incoming.endswith("[2].csv") else "n1.csv"
+    project.deliver("n1", seed=1).rename(tmp_path / "p/in [1]" / name)
+    assert (project.run().outcome, project.dataset.num_rows) == ("promoted", 120)

@@ -16,6 +16,7 @@ import dkrr
 from dkrr.cli import main
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.jobs.spec import JobSpec
+from tests.contract.helpers import contents
 
 N = 240
 
@@ -145,3 +146,15 @@ def test_the_columns_of_a_precomputed_matrix_are_not_whitened(tmp_path: Path) ->
     document = {"data": {"path": "K.npy", "standardize": True}, "model": {"kernel": "precomputed"}}
     with pytest.raises(dkrr.JobFileError, match="standardize with a precomputed matrix"):
         JobSpec.from_dict(document, tmp_path)
+
+
+def test_a_search_leaves_what_another_one_left_beside_its_job(tmp_path: Path) -> None:
+    write_job(noise=0.1)
+    assert run("tune", "job.toml", "-o", "best.1").exit_code == 0
+    before = contents(tmp_path)
+    assert {"best.1", "best.1.search.json", "best.1.search.png", "best.1.trials.jsonl"} <= before.keys()
+    assert run("tune", "job.toml", "-o", "best.2", "--seed", "2").exit_code == 0
+    after = contents(tmp_path)
+    assert {name: after[name] for name in before if name.startswith("best")} == {
+        name: data for name, data in before.items() if name.startswith("best")
+    }
