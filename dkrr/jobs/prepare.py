@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, Scaling, ingest, open_dataset, prepare_rows, read_mask, row_hash_fraction
-from dkrr.dataset.dataset import fields_of
+from dkrr.dataset.dataset import attributes_of, fields_of
 from dkrr.dataset.rows import row_moments
 from dkrr.dataset.scaling import DRIFT_LIMIT, Drift, mask_digest, measure_drift
 from dkrr.dataset.sources import open_table
@@ -44,7 +44,7 @@ from dkrr.jobs.toml import BUILT_IN, is_data_file
 from dkrr.linalg.catalogue import key_of
 from dkrr.linalg.loss import Loss
 from dkrr.store.documents import plain
-from dkrr.store.files import arrays_below, file_state, is_url, list_entries, name_of, parent_of, place, read_json
+from dkrr.store.files import arrays_below, file_state, is_url, list_entries, name_of, parent_of, place
 from dkrr.store.objects import find_object
 
 Mask = NDArray[np.bool_]
@@ -137,7 +137,7 @@ def open_data(
         try:
             dataset = open_dataset(path)
         except StoreError:
-            if name_of(path).endswith(".zarr") and read_json(path, "zarr.json") is not None:
+            if attributes_of(path) is not None:
                 raise
         else:
             if fitted is None:

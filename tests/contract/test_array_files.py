@@ -11,6 +11,8 @@ import zarr
 
 import dkrr
 from dkrr.errors import DataError, ParameterError
+from dkrr.jobs.prepare import prepare
+from dkrr.jobs.spec import JobSpec
 
 
 def test_an_array_of_a_group_that_has_no_meaning_is_not_left_out(tmp_path: Path) -> None:
@@ -47,3 +49,15 @@ def test_a_number_that_is_the_name_of_another_column_is_asked_about(tmp_path: Pa
     assert dkrr.ingest(rest, tmp_path / "b.zarr", target="2").target_names == ("2",)
     years = frame.set_axis([2019, 2020, 2021, 2022], axis=1)
     assert dkrr.ingest(years, tmp_path / "c.zarr", target=2021).target_names == ("2021",)
+
+
+@pytest.mark.parametrize(("name", "options"), [("group.zarr", {}), ("array.zarr", {"target": -1})])
+def test_a_job_takes_zarr_arrays_that_are_no_data_set(name: str, options: dict[str, int], tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).random((40, 4))
+    group = zarr.open_group(tmp_path / "group.zarr", mode="w", zarr_format=3)
+    group["X"], group["y"] = rows[:, :3], rows[:, 3]
+    zarr.save_array(tmp_path / "array.zarr", rows, zarr_format=3)
+    job = JobSpec.from_dict({"data": {"path": name, **options}}, base=tmp_path)
+    train = prepare(job, str(tmp_path / "store")).train
+    np.testing.assert_array_equal(train.read(0, 40), rows[:, :3])
+    np.testing.assert_array_equal(train.targets.read(0, 40)[:, 0], rows[:, 3])
