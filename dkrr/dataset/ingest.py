@@ -29,7 +29,9 @@ from dkrr.dataset.table import (
     Layout,
     Table,
     is_place,
+    placed,
     resolve,
+    target_columns,
 )
 from dkrr.dataset.writer import claimed, is_finished, writing
 from dkrr.errors import DataError, ParameterError, StoreError, StoreMismatchError, check_whole, did_you_mean
@@ -461,18 +463,28 @@ def _fields(table: Table, layout: Layout, labels: _Labels | None) -> dict[str, A
 
 
 def _as_before(base: Dataset, table: Table, **given: Any) -> dict[str, Any]:
-    """Columns of an append that are not given by name: those of the data set, found by the names that it was given."""
-    targets: Any = list(base.named_targets)
+    """Columns of an append that are not given by name: those of the data set, found by name.
+
+    Where one side has none, a name that was made up for it says no more than a place. Then columns stand where they
+    stood, unless some are given.
+    """
+    targets: Any = list(target_columns(base.target_names, base.classes))
+    features, weight, by_place = list(base.feature_names), base.weight_name, bool(base.names) != table.is_named
+    if by_place:
+        is_asked = table.target is None and all(columns is None for columns in given.values())
+        features, targets, weights = (placed(base.places, table.names) if is_asked else None) or ([], [], [])
+        weight = weights[0] if weights else None
     own = {
         "target": (targets[0] if base.y_is_1d and targets else targets, table.target),
-        "features": (list(base.names), None),
-        "weight": (base.weight_name if base.names else None, table.weight),
+        "features": (features, None),
+        "weight": (weight, table.weight),
     }
     for role, (wanted, declared) in own.items():
         columns = given[role] if isinstance(given[role], list | tuple) else [given[role]]
         # numbers are those of another file, whose columns may stand elsewhere
-        is_free = given[role] is None or (table.is_named and all(is_place(column, table.names) for column in columns))
-        is_told = table.is_named or role != "features"  # an array of other width is no part of it
+        are_numbers = all(is_place(column, table.names) for column in columns)
+        is_free = given[role] is None or (table.is_named and not by_place and are_numbers)
+        is_told = table.is_named or by_place or role != "features"  # an array of other width is no part of it
         names = wanted if isinstance(wanted, list) else [wanted]
         if is_free and is_told and declared is None and wanted and set(table.names).issuperset(names):
             given[role] = wanted

@@ -562,6 +562,23 @@ def target_columns(target_names: Sequence[str], classes: Sequence[Any] | None) -
     return (target_names[0].removesuffix(f"={classes[0]}"),)
 
 
+def placed(places: Sequence[Sequence[int]], names: Sequence[str]) -> list[list[str]]:
+    """The columns of a table that stand where those of another one stood, () where there is no telling.
+
+    Parameters
+    ----------
+    places
+        Numbers of columns of the other table, for each of several roles. Columns that had none need not be there: then
+        these come in the same order.
+    names
+        Of the columns of the table.
+    """
+    used = sorted(j for part in places for j in part)
+    if len(names) == len(used):
+        return [[names[used.index(j)] for j in part] for part in places]
+    return [[names[j] for j in part] for part in places] if used and used[-1] < len(names) else []
+
+
 def find_names(wanted: Sequence[str], names: Sequence[str], label: str, noun: str = "columns") -> tuple[int, ...]:
     """Where in ``names`` each of ``wanted`` is.
 

@@ -32,7 +32,7 @@ import numpy as np
 from dkrr import __version__
 from dkrr.dataset import Dataset, Floats, RowArray, ingest, open_dataset
 from dkrr.dataset.sources import Table, open_table
-from dkrr.dataset.table import feature_columns, kept_columns, match_features, ordered_like, target_columns
+from dkrr.dataset.table import feature_columns, kept_columns, match_features, ordered_like, placed, target_columns
 from dkrr.dataset.writer import check_outside
 from dkrr.engine.cluster import executor_for
 from dkrr.engine.machine import single_blas_thread
@@ -606,13 +606,9 @@ def evaluate_job(
 
 def _by_place(model: Model, table: Table) -> dict[str, Any]:
     """Columns of a table without names in common: where they stood when the model was fitted, else targets last."""
-    places: list[list[int]] = [*model.provenance.get("places", ()), [], []][:2]
-    names, used = table.names, sorted(j for part in places for j in part)
-    if len(names) == len(used):  # nothing else is there
-        places = [[used.index(j) for j in part] for part in places]
-    elif not used or len(names) <= used[-1]:
-        return {"target": list(range(-1 if model.classes is not None else -model.observed.num_targets, 0))}
-    return {role: [names[j] for j in part] for role, part in zip(("features", "target"), places, strict=True)}
+    if columns := placed(model.provenance.get("places", ())[:2], table.names):
+        return dict(zip(("features", "target"), columns, strict=True))
+    return {"target": list(range(-1 if model.classes is not None else -model.observed.num_targets, 0))}
 
 
 def _rows_for(

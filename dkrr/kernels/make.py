@@ -21,7 +21,6 @@ import pkgutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -85,7 +84,9 @@ class FunctionKernel(Kernel):
     def resolve(self, num_features: int) -> Self:
         super().resolve(num_features)
         if self.probe:
-            _check_unchanged(self, num_features)
+            if "_is_checked" not in vars(self):
+                self._check_unchanged(num_features)
+                object.__setattr__(self, "_is_checked", True)  # until it comes into another process
             return self
         found = self
         if self.kind is None:
@@ -93,6 +94,9 @@ class FunctionKernel(Kernel):
             if found.kind == "pair":
                 warnings.warn(f"{self._label} takes pairs of rows, which is slow: {BLOCKS}", UserWarning, stacklevel=2)
         return dataclasses.replace(found, probe=tuple(map(repr, found.probed_values(num_features))))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_is_checked"}
 
     def _parameters(self) -> dict[str, Any]:
         return {name: value for name, value in super()._parameters().items() if name != "probe"}
@@ -104,6 +108,19 @@ class FunctionKernel(Kernel):
         with np.errstate(all="ignore"):
             self._fill(rows[:2], np.concatenate([rows[2:], near]), values.size)(slice(0, 2), slice(0, 5), values)
         return [float(value) for value in values.ravel()]
+
+    def _check_unchanged(self, num_features: int) -> None:
+        """Raise ParameterError where the function makes other values of the probe's rows than it made then."""
+        before, now = np.array(self.probe, dtype=np.float64), np.array(self.probed_values(num_features))
+        finite = np.abs(before[np.isfinite(before)])
+        # on another processor the last digits are others
+        if not np.allclose(before, now, rtol=1e-11, atol=1e-11 * finite.max(initial=0.0), equal_nan=True):
+            number = int(np.argmax(np.abs(before - now)))
+            raise ParameterError(
+                f"{self._label} makes {now[number]:.12g} of two rows of which it made {before[number]:.12g} when this "
+                "was computed: it was changed",
+                hint="restore the function; or give the new one another name, and fit again",
+            )
 
     def _probed_kind(self, num_features: int) -> str:
         """Find out what the function takes."""
@@ -208,27 +225,6 @@ def _probe_rows(num_features: int) -> FloatArray:
     """Five rows that are always the same, distinct, and between 0.1 and 0.9."""
     golden = (np.arange(5.0 * num_features) * 0.6180339887498949) % 1.0
     return np.asarray((0.1 + 0.8 * golden).reshape(5, num_features))
-
-
-@lru_cache(maxsize=64)
-def _check_unchanged(kernel: FunctionKernel, num_features: int) -> None:
-    """Once in a process: the function makes of the probe's rows what it made of them when it was stored.
-
-    Raises
-    ------
-    ParameterError
-        It was changed since.
-    """
-    before, now = np.array(kernel.probe, dtype=np.float64), np.array(kernel.probed_values(num_features))
-    finite = np.abs(before[np.isfinite(before)])
-    # on another processor the last digits are others
-    if not np.allclose(before, now, rtol=1e-11, atol=1e-11 * finite.max(initial=0.0), equal_nan=True):
-        number = int(np.argmax(np.abs(before - now)))
-        raise ParameterError(
-            f"{kernel._label} makes {now[number]:.12g} of two rows of which it made {before[number]:.12g} when this "
-            "was computed: it was changed",
-            hint="restore the function; or give the new one another name, and fit again",
-        )
 
 
 def _import_function(name: Any) -> Callable[..., Any]:

@@ -813,14 +813,25 @@ def test_without_names_in_common_columns_are_where_they_were_in_the_fit(
     assert json.loads(said)["r2"] > 1 - 1e-12
 
 
-def test_names_that_nobody_gave_match_none_of_a_batch(tmp_path: Path) -> None:
-    first = csv(FRAME, tmp_path / "first.csv", header=False)
-    batch = csv(FRAME, tmp_path / "batch.csv", header=["x3", "x0", "x1", "x2"])
+@pytest.mark.parametrize("given", [["--target", "-1"], []], ids=["target", "nothing"])
+@pytest.mark.parametrize("names", [(False, ["x3", "x0", "x1", "x2"]), (["x3", "x0", "x1", "x2"], False)])
+def test_names_that_nobody_gave_match_none_of_a_batch(given: list[str], names: tuple[Any, Any], tmp_path: Path) -> None:
+    first, batch = (csv(FRAME, tmp_path / f"{k}.csv", header=header) for k, header in enumerate(names))
     run("ingest", first, tmp_path / "rows.zarr", "--target", "-1")
-    run("ingest", batch, tmp_path / "rows.zarr", "--append", "--target", "-1")
+    run("ingest", batch, tmp_path / "rows.zarr", "--append", *given)
     both = dkrr.open_dataset(tmp_path / "rows.zarr").read_parts(0, 240)
     np.testing.assert_array_equal(both["X"][120:], both["X"][:120])
     np.testing.assert_array_equal(both["y"][120:], both["y"][:120])
+
+
+@pytest.mark.parametrize("name", ["rows.npy", "rows.csv"])
+def test_a_batch_without_names_has_its_columns_where_the_first_rows_had_them(name: str, tmp_path: Path) -> None:
+    data = dkrr.ingest(csv(FRAME, tmp_path / "first.csv"), tmp_path / "rows.zarr", target="b", features=["y", "a"])
+    rows = FRAME.to_numpy()
+    np.save(tmp_path / name, rows) if name.endswith("npy") else np.savetxt(tmp_path / name, rows, "%.17g", ",")
+    both = dkrr.ingest(tmp_path / name, data.path, append=True).read_parts(0, 240)
+    np.testing.assert_array_equal(both["X"][120:], rows[:, [3, 0]])
+    np.testing.assert_array_equal(both["y"][120:, 0], rows[:, 1])
 
 
 def test_an_array_of_a_data_set_that_has_other_rows_than_it_is_not_read_for_it(tmp_path: Path) -> None:
