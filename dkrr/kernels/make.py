@@ -69,7 +69,7 @@ class FunctionKernel(Kernel):
     checks: ClassVar[Checks] = {
         "function": _callable,
         "kind": one_of("block", "pair"),
-        "kernel_params": lambda *given: dict(given[2]),
+        "kernel_params": lambda *given: dict(json.loads(given[2]) if isinstance(given[2], str) else given[2]),
         "probe": lambda *given: tuple(given[2]),
     }
     function: Callable[..., Any]
@@ -207,10 +207,12 @@ class FunctionKernel(Kernel):
         module, qualname = (getattr(self.function, name, None) for name in ("__module__", "__qualname__"))
         if not module or not qualname or module == "__main__" or "<" in qualname:
             raise ParameterError(f"{self._label} of {module} cannot be stored by name", hint=hint)
+        # documents are written with their keys sorted, and a function may take its arguments in order
+        shown = params if (text := json.dumps(params)) == json.dumps(params, sort_keys=True) else text
         name = f"{module}:{qualname}"
         if _import_function(name) is not self.function:
             raise ParameterError(f"kernel function {name} is not what importing that name gives", hint=hint)
-        found = {"kernel": self.name, "function": name, "kernel_params": params, "kind": self.kind}
+        found = {"kernel": self.name, "function": name, "kernel_params": shown, "kind": self.kind}
         return found | ({"probe": list(self.probe)} if self.probe else {})
 
 

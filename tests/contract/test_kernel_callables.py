@@ -162,6 +162,22 @@ def test_a_model_of_a_function_that_was_changed_since_says_so(tmp_path: Path, mo
     np.testing.assert_array_equal(dkrr.load_model(tmp_path / "model.zarr").predict(Z), expected)
 
 
+def test_parameters_keep_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """def k(A, B, **w):
+    s = np.array([v for item in w.values() for v in (item.values() if isinstance(item, dict) else [item])])
+    return (A * s) @ B.T"""
+    k = module_with(text, tmp_path, monkeypatch)
+    params = {"zeta": {"d": 3.0, "b": 0.2}, "alpha": 1.0}
+    est = dkrr.KernelRidge(0.1, kernel=k, kernel_params=params, tile_size=16, store=tmp_path / "store").fit(X, Y)
+    est.save(tmp_path / "model.zarr")
+    np.testing.assert_array_equal(dkrr.load_model(tmp_path / "model.zarr").predict(Z), est.predict(Z))
+    other = {"alpha": 1.0, "zeta": {"b": 0.2, "d": 3.0}}
+    again = dkrr.KernelRidge(0.1, kernel=k, kernel_params=other, tile_size=16, store=tmp_path / "store").fit(X, Y)
+    np.testing.assert_allclose(
+        again.predict(Z), dkrr.KernelRidge(0.1, kernel=k, kernel_params=other).fit(X, Y).predict(Z), rtol=1e-9
+    )
+
+
 def test_keys_that_would_become_text_are_refused_where_they_are_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
