@@ -55,13 +55,6 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     return report
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    from tests.sampling import mark_large_tables
-
-    mark_large_tables(items)
-
-
 def pytest_collection_finish() -> None:
     if "dkrr.fit.rates" in sys.modules:
         _measure_once(sys.modules["dkrr.fit.rates"])

@@ -40,7 +40,6 @@ from dkrr.errors import (
     StoreMismatchError,
 )
 from dkrr.jobs.spec import JobSpec
-from tests.sampling import one_of
 
 RNG = np.random.default_rng(9)
 X = RNG.standard_normal((200, 4))
@@ -926,9 +925,6 @@ TABLE = {
     "ingested": INGESTED,
 }
 NAMED = {f"{group}-{case.name}": case for group, cases in TABLE.items() for case in cases}
-ROWS = [
-    pytest.param(case, id=name, marks=[] if one_of(3, name) else [pytest.mark.thorough]) for name, case in NAMED.items()
-]
 assert len(NAMED) == sum(map(len, TABLE.values())), "two rows have one name"
 
 
@@ -944,8 +940,7 @@ def contents(folder: Path) -> dict[str, Any]:
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
-@pytest.mark.whole
-@pytest.mark.parametrize("case", ROWS)
+@pytest.mark.parametrize("case", NAMED.values(), ids=NAMED)
 def test_bad_input(case: Case, place: Place) -> None:
     manager = case.prepare(place) if case.prepare is not None else None
     before = contents(place.outputs)

@@ -19,7 +19,6 @@ def test_imports_point_downwards() -> None:
     assert violations(PACKAGE) == []
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize(
     ("path", "line", "expected"),
     [
@@ -67,7 +66,6 @@ def test_import_is_silent_and_loads_nothing_heavy(module: str) -> None:
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("name", dkrr.__all__)
 def test_every_public_name_resolves(name: str) -> None:
     assert getattr(dkrr, name) is not None

@@ -33,8 +33,6 @@ from dkrr import (
 )
 from dkrr.cli import main
 
-pytestmark = pytest.mark.whole
-
 RNG = np.random.default_rng(0)
 N = 48
 X = RNG.standard_normal((N, 3))
@@ -323,7 +321,6 @@ def solved(K: Floats, y: Floats, C: Floats, loss: Callable[[Floats, Any], Any]) 
     return float(problem.value), G @ z.value + b.value
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("name", CONVEX)
 def test_a_convex_solver(name: str, kernel: str) -> None:

@@ -162,7 +162,6 @@ CONTENT: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("case", METADATA | CONTENT)
 @pytest.mark.parametrize("verify", [True, False])
 def test_a_spoiled_model_is_refused(case: str, verify: bool, path: Path) -> None:

@@ -34,8 +34,6 @@ from dkrr.linalg.solution import backward_error_bar
 from dkrr.linalg.workspace import choose_tile_size, task_bytes
 from dkrr.tiles import TileGrid
 
-pytestmark = pytest.mark.whole
-
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("cluster", "dkrr", "tests", "workflows")
 TEXTS = {

@@ -65,7 +65,6 @@ def test_the_option_turns_skips_into_failures(tmp_path: Path, option: str) -> No
     assert "1 failed, 1 passed, 1 xfailed, 2 errors" in result.stdout  # a skip in set-up is an error
 
 
-@pytest.mark.thorough
 def test_a_skipped_module_fails_too(tmp_path: Path) -> None:
     sample = "import pytest\npytest.importorskip('a_module_that_is_not_there')\n"
     assert run_sample(tmp_path, sample=sample).returncode != 1

@@ -406,6 +406,12 @@ class Panels:
         block = self.arrays[p].read((c, 0), verify=verify)[: self.grid.rows(c)]
         return block if self.held is None else self.held.setdefault((p, c), np.array(block))
 
+    def not_finite(self, c: int) -> DataError:
+        """The error for row chunk c of the panel after these."""
+        where = f"rows {self.grid.span(c)}, kernel {self.operator.kernel}"
+        what = f"panel {len(self.arrays)} of the preconditioner"
+        return DataError(f"{what} is not finite in {where}", hint="scale the features")
+
     def next_panel(self, operands: Operands, c: int, out: Floats) -> None:
         """Row chunk c of the panel after these; m k kernel entries and m k (2 first + k) flops for m rows.
 
@@ -640,14 +646,10 @@ class LowRank(Preconditioner):
         grid, d = before.grid, before.num_features
         pivots = np.ascontiguousarray(self._pivots[columns, : 2 + d + columns.stop])
 
-        def not_finite(c: int) -> DataError:
-            where = f"rows {grid.span(c)}, kernel {before.operator.kernel}"
-            return DataError(f"panel {p} of the preconditioner is not finite in {where}", hint="scale the features")
-
         return Pass(
             PHASE,
             before.next_panel,
-            not_finite,
+            before.not_finite,
             [float(grid.rows(c) * k * (2 * before.rank + k + 2 * d)) for c in range(grid.num_tiles)],
             (grid.tile_size, k),
             operands={"pivots": [pivots]},

@@ -29,7 +29,6 @@ def answered(*_: Any, answer: Any) -> dict[str, Any]:
     return {"answer": answer, "seconds": 1.0}
 
 
-@pytest.mark.thorough
 def test_fits_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken, one = Contender(name="broken", function=crash), SKLEARN[1]
     rows = run_in_turns(Problem(n=600), [FLOAT64, one, broken, one, broken], tmp_path)

@@ -25,7 +25,7 @@ from dkrr.tiles import TileGrid
 from tests.benchmarks.harness import SCALE, Judge, real_rows, run_command, run_job, scaled, write_job
 from tests.benchmarks.processes import Completed, NoControlGroupError, limited_group, run_sampled
 
-pytestmark = [pytest.mark.measure, pytest.mark.timeout(7200), pytest.mark.whole]
+pytestmark = [pytest.mark.measure, pytest.mark.timeout(7200)]
 
 MIB, GIB = 2**20, 2**30
 Tables = dict[str, dict[str, Any]]

@@ -31,7 +31,7 @@ from dkrr.tiles import TileGrid
 from tests.benchmarks.contenders import AUTO, FLOAT64, LAPLACIAN_PRODUCTS, RBF_PRODUCTS, SKLEARN, factorisation
 from tests.benchmarks.harness import Contender, Judge, Problem, run_in_turns, scaled
 
-pytestmark = [pytest.mark.measure, pytest.mark.timeout(3600), pytest.mark.whole]
+pytestmark = [pytest.mark.measure, pytest.mark.timeout(3600)]
 
 MIB = 2**20
 

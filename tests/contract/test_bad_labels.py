@@ -12,8 +12,6 @@ import pytest
 from tests.contract.helpers import run
 from tests.jobs.retrain.project import in_process
 
-pytestmark = pytest.mark.whole
-
 N = 30
 RNG = np.random.default_rng(2)
 X = RNG.standard_normal((N, 2))

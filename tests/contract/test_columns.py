@@ -428,7 +428,6 @@ def test_what_does_not_fit_is_said_before_anything_is_computed(
         ('features = [0, "b", 2]\nmissing = "drop"', ""),
     ],
 )
-@pytest.mark.whole
 def test_other_columns_than_a_data_set_has_are_refused(data: str, said: str, model: Path, tmp_path: Path) -> None:
     path = job(tmp_path, tmp_path / "train.zarr", data=data)
     for command in ("plan", "fit") if said else ("plan",):
@@ -794,7 +793,6 @@ PLACES: dict[str, tuple[list[str], Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("fitted", PLACES)
 @pytest.mark.parametrize("header", [None, ["x1", "x2", "x3", "x0"]], ids=["no names", "other names"])
 def test_without_names_in_common_columns_are_where_they_were_in_the_fit(

@@ -41,7 +41,6 @@ CASES: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray | None]] = {
 }
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize(
     ("case", "intercept"),
     [
@@ -79,7 +78,6 @@ def test_an_interrupted_solve_of_zeros_goes_on(tmp_path: Any) -> None:
         assert est.dual_coef_ == pytest.approx(Y / 0.5, rel=1e-12)
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("way", WAYS)
 def test_without_a_ridge_nothing_is_made_up(way: str) -> None:
     with pytest.raises(dkrr.NotPositiveDefiniteError) as caught:

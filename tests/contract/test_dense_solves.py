@@ -20,7 +20,6 @@ WAYS: dict[str, Any] = {
 }
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("alpha", [1e-2, 1e-4, 1e-8])
 @pytest.mark.parametrize("way", WAYS)
@@ -46,7 +45,6 @@ def test_leave_one_out_with_an_intercept_keeps_its_digits(count: int) -> None:
     assert found.cv_results_[:, 0] == pytest.approx(np.square(held_out), rel=1e-5)
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("options", [{}, {"tile_size": 64}, {"tile_size": 32}], ids=str)
 @pytest.mark.parametrize("seed", [0, 42])
 def test_a_pivot_of_rounding_is_named_as_such(options: dict[str, Any], seed: int) -> None:

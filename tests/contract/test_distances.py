@@ -96,7 +96,6 @@ def check(X: np.ndarray, spec: dict[str, Any], options: dict[str, Any], bar: flo
     return est
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("rows", ROWS)
 def test_every_solver_finds_near_rows_among_far_ones(rows: str, way: str) -> None:

@@ -36,7 +36,6 @@ FAILURES: dict[str, tuple[dict[str, Any], np.ndarray, np.ndarray, type[Exception
 }
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("failure", FAILURES)
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_the_earlier_fit_stays_whole(name: str, failure: str) -> None:

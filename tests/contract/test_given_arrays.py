@@ -98,7 +98,6 @@ def test_parameters_are_not_uncovered(rows: tuple[Any, Any, Any]) -> None:
             fitted.predict(X, return_std=True, sigma2=wrong)
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize(
     ("make", "seen"),
     [
@@ -122,7 +121,6 @@ def test_predictions_go_only_where_each_has_a_place(
         model.predict(X, out=make())
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("dtype", ["f4", ">f8"])
 @pytest.mark.parametrize("step", [1, 2, -1])
 def test_predictions_in_any_array_of_floats(dtype: str, step: int, rows: tuple[Any, Any, Any], tmp_path: Path) -> None:
@@ -145,7 +143,6 @@ def _answers(estimator: Any, Z: Any, folder: Path) -> list[Any]:
     return found
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize(
     "options",
     [
@@ -225,7 +222,6 @@ ESTIMATORS = {
 }
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_a_target_that_is_missing_is_named(name: str, rows: tuple[Any, Any, Any]) -> None:
     X, y, _ = rows
@@ -237,7 +233,6 @@ def test_a_target_that_is_missing_is_named(name: str, rows: tuple[Any, Any, Any]
     clone(ESTIMATORS[name]).fit(X, y.astype(object))
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("name", [*ESTIMATORS, "on disk", "on disk, precomputed"])
 def test_targets_whose_squares_are_no_numbers_are_refused(
     name: str, rows: tuple[Any, Any, Any], tmp_path: Path
@@ -265,7 +260,6 @@ def test_sizes_of_targets_do_not_matter(rows: tuple[Any, Any, Any]) -> None:
             np.testing.assert_allclose(one, other * size, rtol=1e-10)
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -306,7 +300,6 @@ WRONG: dict[str, Callable[[Any, Any, Path], object]] = {
 }
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("said", WRONG)
 def test_what_is_no_value_of_a_parameter_is_named(
     said: str, rows: tuple[Any, Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -130,7 +130,6 @@ GOOD_STARTS: dict[str, dict[str, Any]] = {
 BUILT = {"precondition", "factorise", "gram", "apply"}
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("intercept", [False, True])
 @pytest.mark.parametrize("parameters", GOOD_STARTS.values(), ids=GOOD_STARTS)
 def test_a_start_that_is_good_is_seen_before_anything_is_built(

@@ -40,7 +40,6 @@ def pairs(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.exp(-(a - b) @ (a - b)))
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("changing", "pure", "kind"), [(clips, clipped, "block"), (clips_pairs, pairs, "pair")])
 def test_a_function_that_works_in_its_rows_changes_nobody_elses(changing: Any, pure: Any, kind: str, way: str) -> None:
@@ -68,7 +67,6 @@ def imaginary_pairs(a: np.ndarray, b: np.ndarray) -> Any:
     return complex(a @ b, 1.0)
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize(
     ("function", "kind", "what"),
     [
@@ -131,7 +129,6 @@ def k(A, B):
     return a[:, None] * b * np.exp(-((A[:, None, 1:] - B[None, :, 1:]) ** 2).sum(-1))"""
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("first", [100, 120])
 @pytest.mark.parametrize(("text", "values"), [(WIDTH, (3.0, 3.001)), (TABLE, (2.0, 2.001))], ids=["width", "table"])
 def test_what_a_function_made_before_it_was_changed_is_not_used(

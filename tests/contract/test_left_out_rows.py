@@ -85,7 +85,6 @@ def test_intervals_count_rows_by_their_weight_and_not_by_their_leverage(alpha: f
 
 @pytest.mark.parametrize("asked", ["leave_one_out = true", "intervals = 0.9\nfraction = 0.3"])
 @pytest.mark.parametrize("solver", ["cg", "nystrom"])
-@pytest.mark.whole
 def test_a_job_that_may_end_unconverged_ends_without_the_rows_left_out(
     solver: str, asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -140,7 +139,6 @@ UNITS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("unit", [1e85, 1e-70])
 @pytest.mark.parametrize("way", UNITS)
 def test_the_unit_of_the_features_does_not_matter(way: str, unit: float) -> None:
@@ -153,7 +151,6 @@ def test_the_unit_of_the_features_does_not_matter(way: str, unit: float) -> None
         np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), rtol=1e-6, err_msg=name)
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("unit", [1e85, 1e-70])
 @pytest.mark.parametrize("options", UNITS.values(), ids=UNITS)
 def test_a_search_does_not_see_the_unit_of_the_features(options: dict[str, Any], unit: float) -> None:

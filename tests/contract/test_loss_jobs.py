@@ -450,7 +450,6 @@ BAD: dict[str, tuple[dict[str, str], str]] = {
 }
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("name", BAD)
 def test_bad_combinations_are_named_with_their_line(name: str, tmp_path: Path) -> None:
     given, pattern = BAD[name]

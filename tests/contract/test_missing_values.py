@@ -44,7 +44,6 @@ SOURCES: dict[str, Any] = {
 }
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("kind", SOURCES)
 def test_rows_with_missing_values_are_left_out_and_counted(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -23,7 +23,6 @@ def matrix_of(values: np.ndarray) -> np.ndarray:
     return (a + a.T) / 2
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("targets", ["smooth", "noise"])
 def test_what_float64_solves_mixed_solves(targets: str) -> None:
     """The residual that can be reached is cond eps |u|; the iterations stop there and do not move away again."""
@@ -59,7 +58,6 @@ SINGULAR: dict[str, Any] = {
 }
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("targets", ["in the range", "noise"])
 @pytest.mark.parametrize("name", SINGULAR)
 def test_what_float64_refuses_mixed_refuses(name: str, targets: str) -> None:

@@ -214,7 +214,6 @@ def damaged_predictions(place: Path) -> None:
     flip(place / "out.csv.work/result.zarr/predictions/c/0/0")
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize(
     "change", [other_model, other_rows, damaged_rows, damaged_predictions], ids=lambda change: change.__name__
 )

@@ -80,7 +80,6 @@ REFUSED: dict[str, tuple[list[str], str]] = {
 }
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_would_be_left_out_is_named(case: str, tmp_path: Path) -> None:
     names, message = REFUSED[case]

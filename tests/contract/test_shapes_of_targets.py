@@ -30,7 +30,6 @@ def fitted(request: Any) -> dkrr.KernelRidge:
     return dkrr.KernelRidge(1e-2).fit(X[:100], FORMS[request.param](Y[:100]))
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("form", FORMS)
 def test_one_column_is_one_dimension(fitted: dkrr.KernelRidge, form: str) -> None:
     y = FORMS[form](Y[100:])
@@ -41,7 +40,6 @@ def test_one_column_is_one_dimension(fitted: dkrr.KernelRidge, form: str) -> Non
     assert fitted.score(X[100:], y) == pytest.approx(1.0, abs=0.01)
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("shape", [(99,), (1,), (1, 1), (100, 2), (1, 100), (100, 1, 1), ()], ids=str)
 def test_other_shapes_are_refused(fitted: dkrr.KernelRidge, shape: tuple[int, ...]) -> None:
     with pytest.raises(dkrr.DataError, match=r"y .*shape .* expected"):

@@ -25,7 +25,6 @@ def read(path: Path, **options: Any) -> dkrr.Dataset:
     return dkrr.ingest(path, path.with_name("out.zarr"), **options)
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("mark", ["?", "NA", "nan", "", "-", "null", "N/A", " NA", "NaN  ", "\tNA"])
 @pytest.mark.parametrize("row", [0, 2])
 def test_a_missing_value_is_an_error_with_its_line_and_never_a_header(mark: str, row: int, tmp_path: Path) -> None:
@@ -71,7 +70,6 @@ AMBIGUOUS = {
 }
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("case", AMBIGUOUS)
 def test_a_first_line_that_may_be_names_or_values_is_asked_about(case: str, tmp_path: Path) -> None:
     text, message = AMBIGUOUS[case]
@@ -83,7 +81,6 @@ def test_a_first_line_that_may_be_names_or_values_is_asked_about(case: str, tmp_
         run("ingest", path, tmp_path / "x.zarr", "--delimiter", ";", exits=4)
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize(
     ("text", "names", "rows"),
     [

@@ -53,8 +53,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ('{!r} + "/c.npy"', ""),
         ('{!r} + "/f.npy"', ""),
-        pytest.param('np.load({!r} + "/c.npy", mmap_mode="r")', "", marks=pytest.mark.thorough),
-        pytest.param('"generate:normal?n=1250000&d=19"', "import numpy.random", marks=pytest.mark.thorough),
+        ('np.load({!r} + "/c.npy", mmap_mode="r")', ""),
+        ('"generate:normal?n=1250000&d=19"', "import numpy.random"),
     ],
 )
 def test_ingest_is_bounded(source: str, imports: str, folder: Path) -> None:

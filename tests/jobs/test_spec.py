@@ -149,7 +149,6 @@ MISTAKES = [
 ]  # fmt: skip
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize(("text", "expected"), MISTAKES)
 def test_a_mistake_gets_its_sentence(tmp_path: Path, text: str, expected: str) -> None:
     data = "" if text.startswith(("[data]", "data")) else '\n[data]\npath = "x.csv"\n'

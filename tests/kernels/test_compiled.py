@@ -67,7 +67,6 @@ print("numba" in sys.modules)
     assert run(code).split() == ["False", "True"]
 
 
-@pytest.mark.thorough
 def test_it_works_where_compiled_code_cannot_be_kept() -> None:
     # what Numba raises when neither the package's folder nor the user's cache folder can be written
     code = """

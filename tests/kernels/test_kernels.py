@@ -18,7 +18,6 @@ from tests.kernels import functions
 nan, inf = float("nan"), float("inf")
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -107,7 +106,6 @@ ALL = ["linear", "poly", "rbf", "laplacian", "matern", "cosine", "sigmoid", "chi
 EVERY = [(name, {}) for name in ALL] + [("matern", {"nu": 0.5}), ("matern", {"nu": 2.5})]
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize(("name", "parameters"), EVERY)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_what_is_not_finite_is_an_error_and_not_a_warning(name: str, parameters: dict[str, Any], dtype: Any) -> None:

@@ -51,7 +51,6 @@ KERNELS: dict[str, Kernel] = {
 }
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS.keys())
 def test_laws(kernel: Kernel) -> None:
     check_kernel(kernel, np.random.default_rng(7))

@@ -16,8 +16,6 @@ from dkrr.linalg.loss import Loss, make_loss
 from dkrr.linalg.loss_problem import GramColumns, LossProblem, Minimiser, certify
 from tests.linalg.losses import counted_entries, gap
 
-pytestmark = pytest.mark.whole
-
 N, D = 160, 4
 RANDOM = np.random.default_rng(5)
 X = RANDOM.standard_normal((N, D))

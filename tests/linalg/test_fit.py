@@ -10,8 +10,6 @@ from dkrr.kernels import make_kernel
 from dkrr.linalg.fit_losses import fit_losses
 from dkrr.linalg.loss import make_loss
 
-pytestmark = pytest.mark.whole
-
 RNG = np.random.default_rng(3)
 X = RNG.standard_normal((200, 3))
 Y = np.sin(2 * X[:, 0]) + X[:, 1] + 0.3 * RNG.standard_normal(200)

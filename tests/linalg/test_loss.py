@@ -9,8 +9,6 @@ from scipy.optimize import minimize_scalar
 from dkrr.errors import ParameterError
 from dkrr.linalg.loss import LOSSES, Loss, make_loss
 
-pytestmark = pytest.mark.whole
-
 CASES = [make_loss(name) for name in LOSSES] + [
     make_loss("pinball", quantile=0.05),
     make_loss("epsilon_insensitive", epsilon=0.0),

@@ -18,8 +18,6 @@ from dkrr.linalg.loss_problem import GramColumns, LossProblem, certify
 from dkrr.linalg.newton import newton
 from tests.linalg.losses import gap
 
-pytestmark = pytest.mark.whole
-
 SMOOTH = ["square", "squared_hinge", "logistic", "squared_epsilon_insensitive", "huber"]
 EPSILON, DELTA = 0.1, 1.35  # the defaults
 

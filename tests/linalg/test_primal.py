@@ -143,33 +143,36 @@ def test_chunks_that_changed_places_are_found(part: str, tmp_path: Path) -> None
 
 X, Y, _ = data()
 LINEAR = {"kernel": "linear"}
-REFUSED: list[tuple[type[Exception], str, Any, dict[str, Any], Any, Any]] = [
+REFUSED: list[tuple[type[Exception], str, Any, dict[str, Any], Any]] = [
     (
         ParameterError,
         r"176,851 features of 100 inputs \(300 rows\)",
         np.ones((300, 100)),
         {"kernel": "poly"},
         1.0,
-        None,
     ),
-    (ParameterError, "'rbf' has no finite number", X, {"kernel": "rbf"}, 1.0, None),
-    (ParameterError, "at least 0", X, LINEAR, -1.0, None),
-    (ParameterError, "3 values of alpha for 2 targets", X, LINEAR, [1.0] * 3, None),
-    (DataError, "weight zero", X, LINEAR, 1.0, np.zeros(300)),
-    (DataError, "not finite", np.vstack([X[1:], np.full(4, 1e160)]), {"kernel": "poly", "degree": 2}, 1.0, None),
-    (NotPositiveDefiniteError, "at feature 3", X[:, [0, 1, 2, 1]] * 2.0**-3, LINEAR, 0.0, None),
+    (ParameterError, "'rbf' has no finite number", X, {"kernel": "rbf"}, 1.0),
+    (ParameterError, "at least 0", X, LINEAR, -1.0),
+    (ParameterError, "3 values of alpha for 2 targets", X, LINEAR, [1.0] * 3),
+    (DataError, "not finite", np.vstack([X[1:], np.full(4, 1e160)]), {"kernel": "poly", "degree": 2}, 1.0),
+    (NotPositiveDefiniteError, "at feature 3", X[:, [0, 1, 2, 1]] * 2.0**-3, LINEAR, 0.0),
 ]
 
 
-@pytest.mark.parametrize(("error", "message", "x", "kernel", "alpha", "weight"), REFUSED)
+@pytest.mark.parametrize(("error", "message", "x", "kernel", "alpha"), REFUSED)
 def test_what_cannot_be_done_is_refused_in_memory_and_on_disk(
-    error: type[Exception], message: str, x: Any, kernel: Any, alpha: Any, weight: Any, tmp_path: Path
+    error: type[Exception], message: str, x: Any, kernel: Any, alpha: Any, tmp_path: Path
 ) -> None:
-    made, dataset = make_kernel(**kernel), ingest(x, tmp_path / "rows.zarr", y=Y, sample_weight=weight)
+    made, dataset = make_kernel(**kernel), ingest(x, tmp_path / "rows.zarr", y=Y)
     with pytest.raises(error, match=message):
-        fit_primal_arrays(x, Y, made, np.atleast_1d(alpha), weight=weight)
+        fit_primal_arrays(x, Y, made, np.atleast_1d(alpha))
     with pytest.raises(error, match=message):
         fitted(dataset, made, alpha, tmp_path)
+
+
+def test_rows_in_memory_without_any_weight_are_refused() -> None:
+    with pytest.raises(DataError, match="every row has weight zero"):
+        fit_primal_arrays(X, Y, make_kernel(**LINEAR), np.ones(1), weight=np.zeros(len(X)))
 
 
 ALPHAS = [0.5, 2.0]

@@ -13,8 +13,6 @@ from dkrr.linalg.loss import LOSSES, Loss, make_loss
 from dkrr.linalg.loss_problem import GramColumns, LossProblem, Minimiser, certify
 from dkrr.linalg.newton import newton
 
-pytestmark = pytest.mark.whole
-
 N = 80
 RNG = np.random.default_rng(3)
 X = RNG.standard_normal((N, 3))

@@ -77,7 +77,7 @@ def test_existing_array_with_other_parameters(tmp_path: Path) -> None:
         ({"codecs": [{"name": "pickle"}]}, "codecs"),
         ({"fill_value": 0.0}, "fill_value"),
         ({"chunk_key_encoding": {"name": "v2"}}, "chunk_key_encoding"),
-        ({"storage_transformers": [{"name": "x"}]}, "storage transformers"),
+        ({"storage_transformers": [{"name": "x"}]}, "storage_transformers"),
         ({"shape": ["a"]}, "unreadable metadata"),
     ],
 )

@@ -148,7 +148,6 @@ def test_settings_of_a_profile(tmp_path: Path, bucket: Bucket, monkeypatch: pyte
         read_key(asked, "x")
 
 
-@pytest.mark.thorough
 def test_a_server_that_does_not_answer(bucket: Bucket, impatient: None) -> None:
     bucket.server.fail({"path": "/x", "times": 1, "sleep": 6})
     write_key(bucket.url(), "x", b"1")  # the second attempt

@@ -214,7 +214,6 @@ def test_secrets_do_not_appear(direct: RunDirectory, tmp_path: Path, monkeypatch
     assert "[removed]" in text
 
 
-@pytest.mark.thorough
 def test_it_stays_small_whatever_the_run_is_like(direct: RunDirectory, tmp_path: Path) -> None:
     run, long = RunDirectory(tmp_path / "runs/large"), "<&" * 20_000
     documents = {name: direct.read(f"{name}.json") or {} for name in ("job", "plan", "result", "figures", "status")}
