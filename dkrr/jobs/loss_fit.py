@@ -36,9 +36,8 @@ from dkrr.jobs.run_directory import RunDirectory
 from dkrr.jobs.spec import JobSpec
 from dkrr.kernels import kernel_from_dict
 from dkrr.linalg.catalogue import key_of
-from dkrr.linalg.fit_losses import fit_losses
+from dkrr.linalg.fit_losses import fit_losses, label_targets, loss_details, loss_parts
 from dkrr.linalg.workspace import Workspace
-from dkrr.models.machines import label_targets, loss_details, loss_parts
 from dkrr.models.model import quantile_names
 from dkrr.models.tiled import Solved
 from dkrr.store.files import children

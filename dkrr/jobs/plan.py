@@ -35,9 +35,9 @@ from dkrr.jobs.facts import Shown, between, candidate_rows
 from dkrr.jobs.prepare import Prepared, check_loss_targets, prepare
 from dkrr.jobs.spec import JobSpec
 from dkrr.kernels import Kernel, kernel_from_dict
+from dkrr.linalg.fit_losses import loss_solver
 from dkrr.linalg.workspace import task_bytes
 from dkrr.markup import Facts, kernel_words, known, loss_words, reasons_of, size
-from dkrr.models.machines import loss_solver
 from dkrr.models.tiled import usable_rows
 from dkrr.tiles import TileGrid
 

@@ -1,5 +1,5 @@
 """Fit a loss for every target, quantile and value of C at once: the solver that the loss allows, and the error of an
-answer that is none."""
+answer that is none; targets of classes before it, and what a model has of it behind."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from dkrr.linalg.decomposition import MAX_ROUNDS, decompose
 from dkrr.linalg.loss import Loss
 from dkrr.linalg.loss_problem import Certificate, GramColumns, LossProblem, Minimiser
 from dkrr.linalg.newton import MAX_ITER, newton
-
-__all__ = ["LossFit", "fit_losses"]
+from dkrr.linalg.products import ArrayRows
+from dkrr.linalg.solution import Solution
 
 Matrix = NDArray[np.float64]
 # iteration, the largest gap, and what makes the coefficients (n, t) that there are so far
@@ -216,3 +216,85 @@ def _tell(
         return found
 
     progress(number, gap, whole)
+
+
+def label_targets(codes: NDArray[np.intp], weight: Matrix, classes: Sequence[Any]) -> Matrix:
+    """Targets -1 and +1 of losses for labels: (n, 1), +1 for the second of two classes; (n, k), one against the rest.
+
+    Parameters
+    ----------
+    codes : (n,)
+        The place of the label of each row among the ``classes``.
+    weight : (n,)
+
+    Raises
+    ------
+    DataError
+        A class has no row, or none with a weight above 0.
+    """
+    count = np.bincount(codes, minlength=len(classes))
+    total = np.bincount(codes, weights=weight, minlength=len(classes))
+    if not total.all():
+        place = int(np.argmin(total))
+        if not count[place]:
+            raise DataError(f"class {classes[place]!r} has no training row", hint="leave out the rows that have it")
+        raise DataError(
+            f"the weights of class {classes[place]!r} are all zero",
+            hint="give at least one of its rows a positive weight",
+        )
+    of_class = np.arange(len(classes)) if len(classes) > 2 else np.array([1])
+    return np.where(codes[:, None] == of_class, 1.0, -1.0)
+
+
+def loss_solver(loss: Loss) -> str:
+    """Which solver a loss has: "newton" where it is smooth, "decomposition" where it has corners."""
+    return "newton" if loss.is_smooth else "decomposition"
+
+
+def loss_parts(
+    found: LossFit,
+    loss: Loss,
+    kernel: Kernel | None,
+    X: Matrix,
+    *,
+    fit_intercept: bool,
+    support: NDArray[np.intp] | None = None,
+) -> dict[str, Any]:
+    """Kernel, support vectors, their coefficients and the solution, for :class:`dkrr.models.model.Model`.
+
+    Parameters
+    ----------
+    loss
+        Of the first column; all have the same one but for its parameter.
+    X : (n, d)
+        Rows as they were given, not centred; not used without a kernel, where all coefficients are kept.
+    support
+        Rows with a coefficient other than 0, in the order in which the model shall have them; as in ``X`` by default.
+    """
+    coefficients = found.dual_coef
+    support = np.flatnonzero(coefficients.any(axis=1)) if support is None else support
+    solution = Solution(
+        solver=loss_solver(loss),
+        precision="float64",
+        converged=found.converged,
+        num_iterations=found.num_iterations,
+        relative_residual=[],
+        backward_error=[],
+        certificates=found.certificates,
+        seconds={"solve": found.seconds},
+        message=f"{loss.name} loss: {len(support):,} of {len(coefficients):,} rows are support vectors",
+    )
+    return {
+        "kernel": kernel,
+        "x_fit": None if kernel is None else ArrayRows(X[support]),
+        "dual_coef": ArrayRows(coefficients if kernel is None else coefficients[support]),
+        "center": found.center,
+        "intercept": found.intercept if fit_intercept else None,
+        "solution": solution,
+    }
+
+
+def loss_details(loss: Loss, C: float, alpha: float, **parameters: Any) -> dict[str, Any]:
+    """Loss, its ``parameters`` (epsilon, quantile), C = 1 / (2 alpha) and alpha, for ``Model.provenance``."""
+    given = {name: np.asarray(value, dtype=np.float64).tolist() for name, value in parameters.items()}
+    return {"alpha": [alpha], "C": C, "loss": loss.name, "solver": loss_solver(loss), **given}

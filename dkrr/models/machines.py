@@ -13,7 +13,7 @@ Rows are in memory, and so are their answers; a fit runs in this process, with a
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -30,10 +30,9 @@ from dkrr.errors import DataError, ParameterError
 from dkrr.fit.inputs import check_given
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import check_names
-from dkrr.linalg.fit_losses import LossFit, fit_losses
+from dkrr.linalg.fit_losses import fit_losses, label_targets, loss_details, loss_parts
 from dkrr.linalg.loss import Loss, log_probabilities, make_loss
-from dkrr.linalg.products import ArrayRows
-from dkrr.linalg.solution import IterativeSettings, Solution
+from dkrr.linalg.solution import IterativeSettings
 from dkrr.models.estimator import WithModel, keeps_its_fit
 from dkrr.models.model import Model
 from dkrr.models.validation import (
@@ -47,89 +46,6 @@ from dkrr.models.validation import (
     is_out_of_core,
     label_arrays,
 )
-
-
-def label_targets(codes: NDArray[np.intp], weight: Floats, classes: Sequence[Any]) -> Floats:
-    """Targets -1 and +1 of losses for labels: (n, 1), +1 for the second of two classes; (n, k), one against the rest.
-
-    Parameters
-    ----------
-    codes : (n,)
-        The place of the label of each row among the ``classes``.
-    weight : (n,)
-
-    Raises
-    ------
-    DataError
-        A class has no row, or none with a weight above 0.
-    """
-    count = np.bincount(codes, minlength=len(classes))
-    total = np.bincount(codes, weights=weight, minlength=len(classes))
-    if not total.all():
-        place = int(np.argmin(total))
-        if not count[place]:
-            raise DataError(f"class {classes[place]!r} has no training row", hint="leave out the rows that have it")
-        raise DataError(
-            f"the weights of class {classes[place]!r} are all zero",
-            hint="give at least one of its rows a positive weight",
-        )
-    of_class = np.arange(len(classes)) if len(classes) > 2 else np.array([1])
-    return np.where(codes[:, None] == of_class, 1.0, -1.0)
-
-
-def loss_solver(loss: Loss) -> str:
-    """Which solver a loss has: "newton" where it is smooth, "decomposition" where it has corners."""
-    return "newton" if loss.is_smooth else "decomposition"
-
-
-def loss_parts(
-    found: LossFit,
-    loss: Loss,
-    kernel: Kernel | None,
-    X: Floats,
-    *,
-    fit_intercept: bool,
-    support: NDArray[np.intp] | None = None,
-) -> dict[str, Any]:
-    """Kernel, support vectors, their coefficients and the solution, for :class:`dkrr.models.model.Model`.
-
-    Parameters
-    ----------
-    loss
-        Of the first column; all have the same one but for its parameter.
-    X : (n, d)
-        Rows as they were given, not centred; not used without a kernel, where all coefficients are kept.
-    support
-        Rows with a coefficient other than 0, in the order in which the model shall have them; as in ``X`` by default.
-    """
-    coefficients = found.dual_coef
-    support = np.flatnonzero(coefficients.any(axis=1)) if support is None else support
-    solution = Solution(
-        solver=loss_solver(loss),
-        precision="float64",
-        converged=found.converged,
-        num_iterations=found.num_iterations,
-        relative_residual=[],
-        backward_error=[],
-        certificates=found.certificates,
-        seconds={"solve": found.seconds},
-        message=f"{loss.name} loss: {len(support):,} of {len(coefficients):,} rows are support vectors",
-    )
-    return {
-        "kernel": kernel,
-        "x_fit": None if kernel is None else ArrayRows(X[support]),
-        "dual_coef": ArrayRows(coefficients if kernel is None else coefficients[support]),
-        "center": found.center,
-        "intercept": found.intercept if fit_intercept else None,
-        "solution": solution,
-    }
-
-
-def loss_details(loss: Loss, C: float, alpha: float, **parameters: Any) -> dict[str, Any]:
-    """Loss, its ``parameters`` (epsilon, quantile), C = 1 / (2 alpha) and alpha, for ``Model.provenance``."""
-    given = {name: np.asarray(value, dtype=np.float64).tolist() for name, value in parameters.items()}
-    return {"alpha": [alpha], "C": C, "loss": loss.name, "solver": loss_solver(loss), **given}
-
 
 # rows (n, d), targets (n, t), weights (n,), the class (n,) by which support vectors are counted and sorted, and whether
 # predictions have one axis

@@ -23,7 +23,6 @@ from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
-from sklearn import metrics
 
 from dkrr.dataset import Dataset, Floats, RowArray, feature_columns, ingest, match_features, match_targets, open_table
 from dkrr.engine.cluster import executor_for, memory_limit_of, runs_in_process
@@ -387,6 +386,8 @@ def score_dataset(
         some, t = slice(None, None, -(-m // sample_rows)), truth.shape[1]
         found = {"sample": np.stack([truth[some, :SAMPLE_TARGETS], values[some, :SAMPLE_TARGETS]], axis=-1)}
         if 1 < t <= MOST_CLASSES:
+            from sklearn import metrics
+
             # rows whose largest entry of y is in column i, and whose largest prediction is in column j
             pairs = np.argmax(truth, axis=1), np.argmax(values, axis=1)
             found["confusion"] = metrics.confusion_matrix(*pairs, labels=np.arange(t))
@@ -396,6 +397,8 @@ def score_dataset(
 
 def _with_classes(score: Score, model: Model, truth: Floats, values: Floats) -> Score:
     """What is said of one-hot targets, of which a loss for labels predicts no values."""
+    from sklearn import metrics  # loads for most of a second
+
     true, said = np.argmax(truth, axis=1), np.argmax(values, axis=1)
     count = np.bincount(true)
     share = count[count > 0] / len(true)
@@ -414,6 +417,8 @@ def _with_classes(score: Score, model: Model, truth: Floats, values: Floats) -> 
 
 def _with_quantiles(score: Score, levels: list[float], truth: Floats, values: Floats) -> Score:
     """The pinball loss of each column, beside that of its empirical quantile: no other constant has less."""
+    from sklearn import metrics
+
     columns = list(zip(truth.T, values.T, levels * (truth.shape[1] // len(levels)), strict=True))
     lost = [metrics.mean_pinball_loss(y, found, alpha=level) for y, found, level in columns]
     least = [

@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_array, check_X_y, validate_data
 
 from dkrr.dataset import Dataset, Floats, check_shape, decode_floats, frame_labels, to_floats, unique_names, with_mask
 from dkrr.errors import DataError, DkrrError, ParameterError
@@ -86,7 +84,7 @@ def check_weight(sample_weight: Any, X: Any) -> Floats | None:
     """Weights (n,), each finite and at least 0, not all 0; None for None."""
     if sample_weight is None:
         return None
-    with _explaining():
+    with _explaining() as theirs:
         given = to_floats(np.asanyarray(sample_weight), "sample_weight")
         bad = np.flatnonzero(~(np.isfinite(given) & (given >= 0)))
         if len(bad):
@@ -97,7 +95,7 @@ def check_weight(sample_weight: Any, X: Any) -> Floats | None:
             )
         if given.size and not given.any():
             raise DataError("all sample weights are zero", hint="give at least one row a positive weight")
-        weight = _check_sample_weight(given if given.ndim else float(given), X, dtype=np.float64)
+        weight = theirs._check_sample_weight(given if given.ndim else float(given), X, dtype=np.float64)
     return owned(weight, sample_weight)
 
 
@@ -129,10 +127,10 @@ def fit_arrays(estimator: Any, X: Any, y: Any) -> tuple[Floats, Floats]:
 
     X may be memory of the caller's; y is not.
     """
-    with _explaining():
+    with _explaining() as theirs:
         rows = _numbers(X, "X")
-        validate_data(estimator, X, y, skip_check_array=True)
-        rows, targets = check_X_y(rows, _numbers(y, "y"), multi_output=True, y_numeric=True, **_CHECKS)
+        theirs.validate_data(estimator, X, y, skip_check_array=True)
+        rows, targets = theirs.check_X_y(rows, _numbers(y, "y"), multi_output=True, y_numeric=True, **_CHECKS)
     targets = np.array(targets, dtype=np.float64, order="C")
     check_target_sizes(targets)
     return rows, targets
@@ -146,12 +144,14 @@ def label_arrays(estimator: Any, X: Any, y: Any) -> tuple[Floats, NDArray[Any], 
     DataError
         A label is missing, or none (a number with a fraction, several in a row); or all rows have the same.
     """
+    from sklearn.utils import multiclass
+
     _refuse_missing_labels(y)
-    with _explaining():
+    with _explaining() as theirs:
         rows = _numbers(X, "X")
-        validate_data(estimator, X, y, skip_check_array=True)
-        rows, labels = check_X_y(rows, y, **_CHECKS)
-        check_classification_targets(labels)
+        theirs.validate_data(estimator, X, y, skip_check_array=True)
+        rows, labels = theirs.check_X_y(rows, y, **_CHECKS)
+        multiclass.check_classification_targets(labels)
         classes, codes = np.unique(labels, return_inverse=True)
     if len(classes) < 2:
         raise DataError(f"y has one class, {classes.tolist()[0]!r}; at least two classes expected")
@@ -192,11 +192,11 @@ def check_target_sizes(targets: Dataset | Floats) -> None:
 def rows_to_predict(estimator: Any, X: Any) -> Any:
     """Rows (m, d) for the model: a plain array as it is (the model converts block by block), else float64."""
     is_plain = isinstance(X, np.ndarray) and not isinstance(X, np.ma.MaskedArray) and X.dtype.kind in "biuf"
-    with _explaining():
+    with _explaining() as theirs:
         if is_plain and X.ndim != 2:
             check_shape(X.shape, "X")
-        rows = X if is_plain else check_array(_numbers(X, "X"), **_CHECKS)
-        validate_data(estimator, X, reset=False, skip_check_array=True)
+        rows = X if is_plain else theirs.check_array(_numbers(X, "X"), **_CHECKS)
+        theirs.validate_data(estimator, X, reset=False, skip_check_array=True)
     return rows
 
 
@@ -278,10 +278,12 @@ def _dense(X: Any, label: str) -> Any:
 
 
 @contextlib.contextmanager
-def _explaining() -> Iterator[None]:
-    """What scikit-learn refuses in the block, as an error of dkrr."""
+def _explaining() -> Iterator[Any]:
+    """scikit-learn's validators; what they refuse in the block is an error of dkrr."""
+    from sklearn.utils import validation  # loads for most of a second, and jobs do without
+
     try:
-        yield
+        yield validation
     except DkrrError:
         raise
     except (ValueError, TypeError, OverflowError) as exc:

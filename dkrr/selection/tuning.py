@@ -66,11 +66,10 @@ from dkrr.engine.tasks import Executor, Node, Progress
 from dkrr.errors import DamagedChunkError, DataError, MemoryBudgetError, NotPositiveDefiniteError, StoreError
 from dkrr.fit.inputs import TemporaryStore, find_dataset, find_executor, rows_on_disk
 from dkrr.kernels import Kernel
-from dkrr.linalg.fit_losses import fit_losses
+from dkrr.linalg.fit_losses import fit_losses, label_targets
 from dkrr.linalg.loss import log_probabilities
 from dkrr.linalg.operators import Rows, read_rows
 from dkrr.linalg.workspace import BASELINE_BYTES
-from dkrr.models.machines import label_targets
 from dkrr.selection.choice import (
     ALPHA_BOUNDS,
     AS_GOOD,
