@@ -3,7 +3,7 @@
     job.toml      the job file as it was given, byte for byte
     job.json      the same job, checked, its paths absolute
     plan.json     what the first attempt resolved: tile size, precision, solver; every later attempt uses it
-    status.json   how far the run is (:mod:`dkrr.jobs.run_directory`), replaced every few seconds
+    status.json   how far the run is (:class:`Status`), replaced every few seconds
     driver.json   who drives it, and the number of this attempt (:mod:`dkrr.store.lease`)
     cancel.json   a request to stop
     placement.json  the process that ``submit`` started as the driver

@@ -125,7 +125,7 @@ class ResidualTrace:
 # Beside the metadata of a matrix: who made it, and may remove it, while nobody else has used it.
 MAKER = "maker.json"
 
-# Below a factor, and removed with it: the diagonal of the inverse, see dkrr.linalg.direct.
+# Below a factor, and removed with it: the diagonal of the inverse, see dkrr.linalg.triangular.
 INVERSE_DIAGONAL = "inverse_diagonal"
 
 
