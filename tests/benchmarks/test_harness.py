@@ -17,6 +17,8 @@ from tests.benchmarks.contenders import FLOAT64, SKLEARN
 from tests.benchmarks.harness import Contender, Judge, Problem, run_in_turns
 from tests.benchmarks.processes import clean_environment, run_sampled
 
+pytestmark = pytest.mark.measure  # who measures wants to know that the harness does
+
 
 def crash(*_: Any) -> dict[str, Any]:
     """A contender that ends as OpenBLAS does where its threads overrun a buffer."""
