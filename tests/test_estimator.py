@@ -356,7 +356,7 @@ def test_every_way_agrees_with_the_dense_bordered_system(way: str, alphas: Any) 
     before = est.intercept_
     est.fit(X, Y + 2.0**26, sample_weight=weight)
     np.testing.assert_allclose(est.dual_coef_, coefficients, rtol=0, atol=max(tolerance, 1e-6) * size)
-    np.testing.assert_allclose(est.intercept_, before + 2.0**26, rtol=1e-15, atol=100 * tolerance)
+    np.testing.assert_allclose(est.intercept_, before + 2.0**26, rtol=0, atol=max(100 * tolerance, np.spacing(2.0**26)))
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -563,7 +563,7 @@ def target_columns(target_names: Sequence[str], classes: Sequence[Any] | None) -
 
 
 def placed(places: Sequence[Sequence[int]], names: Sequence[str]) -> list[list[str]]:
-    """The columns of a table that stand where those of another one stood, () where there is no telling.
+    """The columns of a table that stand where those of another one stood; an empty list where there is no telling.
 
     Parameters
     ----------

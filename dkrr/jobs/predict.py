@@ -116,9 +116,9 @@ def work_of(output: str) -> str:
     return sibling(output, ".work")
 
 
-def _is_empty(work: str) -> bool:
-    """Whether neither rows nor results are in such a folder."""
-    return {"data.zarr", RESULT}.isdisjoint(children(work))
+def _is_empty(names: Iterable[str]) -> bool:
+    """Whether neither rows nor results are among what such a folder holds."""
+    return {ROWS, RESULT}.isdisjoint(names)
 
 
 def check_output(output: str, inputs: Iterable[str] = (), *, overwrite: bool = False) -> str | None:
@@ -155,10 +155,11 @@ def check_output(output: str, inputs: Iterable[str] = (), *, overwrite: bool = F
                 hint="give the predictions a name and a folder of their own",
             )
     is_foreign = not is_url(work) and os.path.lexists(work) and not os.path.isdir(work)
+    there = children(work)
     # rows and results come after what says whose they are
-    owner = None if is_foreign else read_json(work, VERSION)
-    is_foreign |= not _is_empty(work) if owner is None else {"model", "registry"}.isdisjoint(owner)
-    if is_foreign or any(not _WORK.fullmatch(name) for name in children(work)):
+    owner = read_json(work, VERSION) if there else None
+    is_foreign |= not _is_empty(there) if owner is None else {"model", "registry"}.isdisjoint(owner)
+    if is_foreign or any(not _WORK.fullmatch(name) for name in there):
         raise StoreError(
             f"{work}, where predictions are kept until they are complete, holds something else",
             hint="move it away, or choose another output",
@@ -307,7 +308,7 @@ def _cut(arrays: Iterator[Any], kind: Any, lengths: list[int], name: str) -> Ite
 
 
 logger = logging.getLogger("dkrr.jobs.predict")
-RESULT = "result.zarr"  # of a prediction, in its folder beside the output
+ROWS, RESULT = "data.zarr", "result.zarr"  # of a prediction, in its folder beside the output
 VERSION = "version.json"
 
 
@@ -464,7 +465,7 @@ def predict_job(
             remove_array(work)
             return predict()
         finally:
-            if _is_empty(work):  # of one that began nothing
+            if _is_empty(children(work)):  # of one that began nothing
                 delete_key(work, VERSION)
 
 
@@ -634,7 +635,7 @@ def _rows_for(
             )
         return dataset, None
     kept_columns(table, keep)  # a mistake is found before anything is made
-    destination = place(work, "data.zarr")
+    destination = place(work, ROWS)
     if not with_targets:
         # rows that an interrupted prediction left are compared with the data, which may be another by now
         # by name: a number may be the name of another column

@@ -17,8 +17,6 @@ from tests.benchmarks.contenders import FLOAT64, SKLEARN
 from tests.benchmarks.harness import Contender, Judge, Problem, run_in_turns
 from tests.benchmarks.processes import clean_environment, run_sampled
 
-pytestmark = pytest.mark.measure  # who measures wants to know that the harness does
-
 
 def crash(*_: Any) -> dict[str, Any]:
     """A contender that ends as OpenBLAS does where its threads overrun a buffer."""
@@ -31,6 +29,7 @@ def answered(*_: Any, answer: Any) -> dict[str, Any]:
     return {"answer": answer, "seconds": 1.0}
 
 
+@pytest.mark.measure  # as long as the others of this file together
 def test_fits_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken, one = Contender(name="broken", function=crash), SKLEARN[1]
     rows = run_in_turns(Problem(n=600), [FLOAT64, one, broken, one, broken], tmp_path)

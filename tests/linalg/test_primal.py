@@ -170,7 +170,9 @@ def test_what_cannot_be_done_is_refused_in_memory_and_on_disk(
         fitted(dataset, made, alpha, tmp_path)
 
 
-def test_rows_in_memory_without_any_weight_are_refused() -> None:
+def test_rows_without_any_weight_are_refused_in_memory_and_on_their_way_to_the_disk(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="all weights of X are zero"):
+        ingest(X, tmp_path / "rows.zarr", y=Y, sample_weight=np.zeros(len(X)))
     with pytest.raises(DataError, match="every row has weight zero"):
         fit_primal_arrays(X, Y, make_kernel(**LINEAR), np.ones(1), weight=np.zeros(len(X)))
 
