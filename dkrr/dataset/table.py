@@ -609,6 +609,48 @@ def frame_labels(values: Any) -> list[Any] | None:
     return None
 
 
+def given_names(values: Any, label: str) -> list[str]:
+    """What somebody called the columns of a frame or the values of a series, as text; [] of what has no names.
+
+    The numbers 0, 1, ... that frames get by themselves are none.
+
+    Raises
+    ------
+    DataError
+        Some are the same.
+    """
+    if getattr(values, "ndim", 2) == 1 and hasattr(type(values), "to_frame"):
+        labels = [] if values.name in (None, "") else [values.name]
+    else:
+        labels = frame_labels(values) or []
+    names = unique_names(labels, label)
+    return [] if labels == list(range(len(labels))) else names
+
+
+def matched_columns(frame: Any, names: Sequence[str], label: str, noun: str = "columns") -> Any:
+    """The columns of a frame that are called ``names``, in that order; all where one side has no names.
+
+    Raises
+    ------
+    DataError
+        A name is missing; some are the same; or numbers of columns stand in another order than those of a fit whose
+        columns had no names.
+    """
+    labels = frame_labels(frame)
+    if labels is None:
+        return frame
+    found, is_named = unique_names(labels, label), labels != list(range(len(labels)))
+    if names and (is_named or set(found).issuperset(names)):
+        wanted = [labels[j] for j in find_names(names, found, label, noun)]
+        return frame.select(wanted) if hasattr(type(frame), "select") else frame[wanted]
+    if is_named and not names and set(labels) == set(range(len(labels))):
+        raise DataError(
+            f"{label} has {noun} {_shown(labels)}; the {noun} of the fit had no names, and are taken in their order",
+            hint="bring them into the order 0, 1, ..., or give an array",
+        )
+    return frame
+
+
 def unique_names(labels: Sequence[Any], label: str, noun: str = "columns") -> list[str]:
     """Labels of columns as names.
 

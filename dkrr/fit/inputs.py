@@ -145,17 +145,25 @@ def rows_on_disk(X: Any, y: Any, sample_weight: Any, root: Any) -> Iterator[Data
     DataError
         At the path of a data set are other rows than when it was opened.
     """
+    source = of_targets = None
     if isinstance(X, Dataset):
         X.check_still_there()
         if y is None and sample_weight is None:
             yield X
             return
+        source, of_targets = X, y is None
         X, y, sample_weight = _parts(X, y, sample_weight)
     with nothing_new(root):
         dataset = ingest(X, place(root, "rows", uuid.uuid4().hex + ".zarr"), y=y, sample_weight=sample_weight)
     if not isinstance(X, np.ndarray) or isinstance(X, np.memmap):
         # the same rows may be there under other names
-        yield replace(_named_by_content(dataset), **fields_of(dataset))
+        fields = fields_of(dataset)
+        if source is not None:
+            kinds = ("feature_names", "target_names") if of_targets else ("feature_names",)
+            others = [kind for kind in dataset.made_up if kind not in kinds]
+            fields["made_up"] = (*others, *(kind for kind in source.made_up if kind in kinds))
+            fields |= {name: getattr(source, name) for name in (*kinds, *(("classes", "places") if of_targets else ()))}
+        yield replace(_named_by_content(dataset), **fields)
         return
     try:
         yield dataset

@@ -17,7 +17,7 @@ from crc32c import crc32c
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dkrr.dataset import Dataset, Floats, RowArray, frame_labels, lazy_rows, unique_names
+from dkrr.dataset import Dataset, Floats, RowArray, given_names, lazy_rows
 from dkrr.engine.machine import single_blas_thread
 from dkrr.errors import ConvergenceError, ParameterError, StoreError
 from dkrr.fit.choices import Problem, SolverChoice, is_plainly_primal
@@ -37,6 +37,7 @@ from dkrr.models.validation import (
     check_nonnegative,
     check_tile_size,
     check_weight,
+    column_names,
     compared_targets,
     fit_arrays,
     is_dask_array,
@@ -118,7 +119,7 @@ class WithModel(BaseEstimator):  # type: ignore[misc]
 
     def _rows(self, X: Any) -> Any:
         """Rows in memory as they are checked; others, which are read in blocks, as they are."""
-        return X if is_out_of_core(X, 0, 0) and not isinstance(X, np.memmap) else rows_to_predict(self, X)
+        return X if is_out_of_core(X, 0, 0) and not isinstance(X, np.memmap) else rows_to_predict(self, X, self._model)
 
     def save(self, path: Any, *, overwrite: bool = False) -> None:
         """Write the fitted model to ``path``; :func:`dkrr.load_model` reads it."""
@@ -126,8 +127,26 @@ class WithModel(BaseEstimator):  # type: ignore[misc]
         self._model.save(path, overwrite=overwrite)
 
 
+class WithTargets(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[misc]
+    """A regressor, whose targets are compared with its predictions."""
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """R2 of the predictions for rows X (m, d) and targets y (m,) or (m, t), the mean over the targets.
+
+        Raises
+        ------
+        DataError
+            y has another shape than the predictions; a target or weight that is not a finite number.
+        """
+        from sklearn.metrics import r2_score
+
+        predicted = np.asarray(self.predict(X))
+        truth, weight = compared_targets(y, predicted.shape, self._model), check_weight(sample_weight, predicted)
+        return float(r2_score(truth, predicted, sample_weight=weight))
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
-class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[misc]
+class WithRidge(WithTargets):
     """What the estimators of the square loss share: where a fit runs, its attributes, and all that is asked of it."""
 
     kernel: Any = "linear"
@@ -182,15 +201,15 @@ class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[mi
         is_tiled = self.store is not None or tile_size is not None or iterates
         # a small memory map is read at once, unless the tiled path was asked for
         in_memory = not is_out_of_core(X, 0 if is_tiled else MAX_IN_PROCESS_ROWS, IN_MEMORY_BYTES)
-        weight, names, checksum, fit = sample_weight, None, None, self._fit_tiled
+        weight, checksum, fit = sample_weight, None, self._fit_tiled
+        columns: dict[str, Any] = {}
         if in_memory:
-            given = X
+            given, columns = X, column_names(X, y)
             X, y = fit_arrays(self, np.array(X) if isinstance(X, np.memmap) else X, y)
             weight = check_weight(sample_weight, X)
             check_alpha(self.alpha, 1 if y.ndim == 1 else y.shape[1])
             if self.__sklearn_tags__().input_tags.positive_only:
                 check_nonnegative(X, kernel.name)
-            names = list(getattr(self, "feature_names_in_", []))
             if not is_tiled and self._is_for_features(kernel, choice, X, y):
                 fit = self._fit_primal
             elif not is_tiled and self._is_for_memory(len(X)):
@@ -204,14 +223,12 @@ class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[mi
             self.__dict__.pop("feature_names_in_", None)  # of an earlier fit on named columns
             X, y, weight = (np.array(part) if type(part) is np.ndarray else part for part in (X, y, weight))
             X = find_dataset(X)
-            if isinstance(X, Dataset):
-                names = list(X.names) or None
-            for part, label in ((X, "X"), (y, "y")):
+            for name, part, label in (("feature_names", X, "X"), ("target_names", y, "y")):
                 if is_dask_frame(part):
-                    unique_names(frame_labels(part) or [], label)
-            if is_dask_frame(X):
-                labels = frame_labels(X) or []
-                names = labels if all(isinstance(label, str) for label in labels) else None
+                    columns[name] = given_names(part, label)
+            columns = {name: names for name, names in columns.items() if names}
+            if "feature_names" in columns:
+                self.feature_names_in_ = np.array(columns["feature_names"], dtype=object)
             X, y = (part.to_dask_array(lengths=True) if is_dask_frame(part) else part for part in (X, y))
         training = Training(
             X=X,
@@ -222,7 +239,7 @@ class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[mi
             choice=choice,
             tile_size=tile_size,
             max_in_process_rows=MAX_IN_PROCESS_ROWS,
-            feature_names=names,
+            columns=columns,
             start=getattr(self, "dual_coef_", None) if warm else None,
             fit_intercept=bool(self.fit_intercept),
             tiled=fit == self._fit_tiled,
@@ -256,7 +273,7 @@ class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[mi
         model = Model(
             **primal_parts(found),
             y_is_1d=y.ndim == 1,
-            feature_names=list(fit.feature_names or []),
+            **fit.columns,
             provenance={
                 "alpha": alpha.tolist(),
                 "solver": "primal",
@@ -299,7 +316,7 @@ class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[mi
             center=center,
             intercept=found.intercept,
             y_is_1d=y.ndim == 1,
-            feature_names=list(fit.feature_names or []),
+            **fit.columns,
             provenance={"alpha": check_alpha(self.alpha, targets.shape[1]).tolist()},
             sample_weight=weights,
             sigma2=target_scale(ArrayRows(targets), coefficients, weights, intercept=fit.fit_intercept),
@@ -343,7 +360,7 @@ class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[mi
         return self._finish(model, rows, holder)
 
     def _finish(self, model: Model, rows: Any, holder: TemporaryStore | None = None) -> Self:
-        if model.names:
+        if model.names and "feature_names" not in self._training.columns:  # else it has them
             self.feature_names_in_ = np.array(model.names, dtype=object)
         coefficients = model.dual_coef.read(0, model.num_rows)
         self._model, self._holder = model, holder
@@ -402,20 +419,6 @@ class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[mi
         deviations = self._model.deviations(self._variance(X), noise=noise, sigma2=sigma2)
         return self._predict(X), deviations
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """R2 of the predictions for rows X (m, d) and targets y (m,) or (m, t), the mean over the targets.
-
-        Raises
-        ------
-        DataError
-            y has another shape than the predictions; a target or weight that is not a finite number.
-        """
-        from sklearn.metrics import r2_score
-
-        predicted = np.asarray(self.predict(X))
-        truth, weight = compared_targets(y, predicted.shape), check_weight(sample_weight, predicted)
-        return float(r2_score(truth, predicted, sample_weight=weight))
-
     def predict_interval(self, X: Any, coverage: float = 0.9, method: IntervalMethod = "jackknife") -> tuple[Any, Any]:
         """Ends (lower, upper), each (m,) or (m, t), of intervals that shall hold a new y with probability ``coverage``.
 
@@ -458,7 +461,7 @@ class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[mi
             y is not finite, or has another shape than the predictions of X.
         """
         lower, upper = (np.asarray(ends) for ends in self.predict_interval(X, coverage, method))
-        return share_inside(lower, upper, compared_targets(y, lower.shape))
+        return share_inside(lower, upper, compared_targets(y, lower.shape, self._model))
 
     def _variance(self, X: Any) -> Any:
         if is_dask_array(X):

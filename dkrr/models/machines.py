@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
+from sklearn.base import ClassifierMixin
 from sklearn.metrics import d2_pinball_score
 from sklearn.utils.class_weight import compute_class_weight
 
@@ -33,13 +33,14 @@ from dkrr.kernels.base import check_names
 from dkrr.linalg.fit_losses import fit_losses, label_targets, loss_details, loss_parts
 from dkrr.linalg.loss import Loss, log_probabilities, make_loss
 from dkrr.linalg.solution import IterativeSettings
-from dkrr.models.estimator import WithModel, keeps_its_fit
+from dkrr.models.estimator import WithModel, WithTargets, keeps_its_fit
 from dkrr.models.model import Model
 from dkrr.models.validation import (
     check_flag,
     check_nonnegative,
     check_positive,
     check_weight,
+    column_names,
     compared_targets,
     fit_arrays,
     is_dask_array,
@@ -101,6 +102,7 @@ class _KernelMachine(WithModel):
             raise DataError(
                 f"X is of type {type(X).__name__}; rows in memory expected", hint="give np.load(path), or X.compute()"
             )
+        names = column_names(X, y)
         X, targets, weight, group, is_1d = self._read(X, y, sample_weight)
         kernel = self._resolved(X)
         with single_blas_thread():
@@ -125,10 +127,12 @@ class _KernelMachine(WithModel):
         columns = found.mirrored() if len(classes) == 2 else found
         parts = loss_parts(columns, losses[0], kernel, X, fit_intercept=bool(self.fit_intercept), support=support)
         given = {name: getattr(self, name) for name in ("epsilon", "quantile") if hasattr(self, name)}
+        if classes or found.dual_coef.shape[1] != targets.shape[1]:  # of columns that a target becomes
+            names.pop("target_names", None)
         self._model = Model(
             **parts,
+            **names,
             y_is_1d=is_1d and not classes,
-            feature_names=list(getattr(self, "feature_names_in_", [])),
             classes=classes or None,
             provenance=loss_details(losses[0], C, alpha, **given) | ({"classes": classes} if classes else {}),
         )
@@ -347,7 +351,7 @@ class KernelLogisticRegression(_KernelClassifier):
         return np.exp(self.predict_log_proba(X))
 
 
-class _KernelRegressor(MultiOutputMixin, RegressorMixin, _KernelMachine):  # type: ignore[misc]
+class _KernelRegressor(WithTargets, _KernelMachine):
     """Targets (n,) or (n, t), each fitted by itself."""
 
     def _read(self, X: Any, y: Any, sample_weight: Any) -> Training:
@@ -505,7 +509,7 @@ class KernelQuantileRegressor(_KernelRegressor):
         """
         predicted = np.asarray(self.predict(X))
         columns = list(predicted.T) if isinstance(self._fitted, list) else [predicted]
-        truth, weight = compared_targets(y, columns[0].shape), check_weight(sample_weight, predicted)
+        truth, weight = compared_targets(y, columns[0].shape, self._model), check_weight(sample_weight, predicted)
         scores = [
             d2_pinball_score(truth, column, alpha=quantile, sample_weight=weight)
             for quantile, column in zip(np.ravel(self._fitted), columns, strict=True)

@@ -38,11 +38,9 @@ from dkrr.dataset import (
     RowArray,
     Scaling,
     check_outside,
-    find_names,
-    frame_labels,
+    matched_columns,
     target_columns,
     to_floats,
-    unique_names,
     write_rows,
 )
 from dkrr.engine.machine import single_blas_thread
@@ -367,14 +365,7 @@ class Model:
 
     def matched(self, X: Any) -> Any:
         """The model's columns of a frame, by name and in their order; of what has no names all columns."""
-        labels = frame_labels(X)
-        if labels is None:
-            return X
-        names = unique_names(labels, "X")
-        # the numbers that pandas gives are no names, as in scikit-learn
-        if self.names and (any(isinstance(label, str) for label in labels) or set(names).issuperset(self.names)):
-            wanted = [labels[j] for j in find_names(self.names, names, "X")]
-            X = X.select(wanted) if hasattr(type(X), "select") else X[wanted]
+        X = matched_columns(X, self.names, "X")
         return X.to_dask_array() if hasattr(type(X), "to_dask_array") else X
 
     def predict_rows(self, block: Floats, first_row: int = 0) -> Floats:

@@ -19,7 +19,7 @@ finds its factor in its store, or makes one for the time being where it has no s
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -252,8 +252,8 @@ class Training:
         None means "auto".
     max_in_process_rows
         Up to so many rows the tasks run in this process when there is no client.
-    feature_names
-        Names of the columns of rows in memory.
+    columns
+        What the columns are called otherwise than in the data set that is made of them, as parts of a model.
     start
         Coefficients (m, t) of an earlier fit of the first m rows, for iterations.
     fit_intercept
@@ -276,7 +276,7 @@ class Training:
     choice: SolverChoice
     tile_size: int | None
     max_in_process_rows: int
-    feature_names: Sequence[str] | None = None
+    columns: dict[str, Any] = field(default_factory=dict)
     start: Any = None
     fit_intercept: bool = False
     tiled: bool = False
@@ -411,10 +411,8 @@ class Training:
         )
         with single_blas_thread(), fit as solved:
             solved.parts["dual_coef"] = ArrayRows(solved.parts["dual_coef"].read(0, solved.parts["dual_coef"].num_rows))
-        if self.feature_names is None:
-            return solved.model(dataset, **({"feature_names": []} if self.is_given else {}))
-        made_up = tuple(kind for kind in dataset.made_up if kind != "feature_names")
-        return solved.model(dataset, feature_names=list(self.feature_names), made_up=made_up)
+        columns: dict[str, Any] = ({"feature_names": []} if self.is_given else {}) | self.columns
+        return solved.model(dataset, **columns, made_up=tuple(kind for kind in dataset.made_up if kind not in columns))
 
 
 # --- leave-one-out ---------------------------------------------------------------------------------------------------

@@ -15,8 +15,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.dataset import Dataset, Floats, check_shape, decode_floats, frame_labels, to_floats, unique_names, with_mask
+from dkrr.dataset import (
+    Dataset,
+    Floats,
+    check_shape,
+    decode_floats,
+    frame_labels,
+    given_names,
+    matched_columns,
+    to_floats,
+    unique_names,
+    with_mask,
+)
 from dkrr.errors import DataError, DkrrError, ParameterError
+from dkrr.models.model import Model
 from dkrr.tiles import MAX_TILE_SIZE
 
 MAX_SPARSE_ENTRIES = 20_000_000
@@ -189,8 +201,21 @@ def check_target_sizes(targets: Dataset | Floats) -> None:
         )
 
 
-def rows_to_predict(estimator: Any, X: Any) -> Any:
-    """Rows (m, d) for the model: a plain array as it is (the model converts block by block), else float64."""
+def column_names(X: Any, y: Any) -> dict[str, Any]:
+    """What the columns of rows in memory are called, as a model has it; of targets where they have names."""
+    names = {"feature_names": given_names(X, "X"), "target_names": given_names(y, "y")}
+    return names if names["target_names"] else {"feature_names": names["feature_names"]}
+
+
+def rows_to_predict(estimator: Any, X: Any, model: Model) -> Any:
+    """Rows (m, d) for the model: a plain array as it is (the model converts block by block), else float64.
+
+    Columns of a frame stand where they stood in the fit, as scikit-learn checks where all names are text; others are
+    brought there.
+    """
+    is_text = all(isinstance(label, str) for label in frame_labels(X) or ())
+    if not is_text or not hasattr(estimator, "feature_names_in_"):
+        X = matched_columns(X, model.names, "X")
     is_plain = isinstance(X, np.ndarray) and not isinstance(X, np.ma.MaskedArray) and X.dtype.kind in "biuf"
     with _explaining() as theirs:
         if is_plain and X.ndim != 2:
@@ -200,14 +225,18 @@ def rows_to_predict(estimator: Any, X: Any) -> Any:
     return rows
 
 
-def compared_targets(y: Any, shape: tuple[int, ...]) -> Floats:
+def compared_targets(y: Any, shape: tuple[int, ...], model: Model) -> Floats:
     """Finite targets of the shape of the values they are compared with; (m,) and (m, 1) are the same thing.
+
+    Of a frame with several columns those that are called like the targets of the fit, in their order.
 
     Raises
     ------
     DataError
-        Another shape, which NumPy might broadcast; a value that is not finite.
+        Another shape, which NumPy might broadcast; a value that is not finite; a name that is missing.
     """
+    if len(frame_labels(y) or ()) > 1:
+        y = matched_columns(y, () if "target_names" in model.made_up else model.target_names, "y", "targets")
     with _explaining():
         given = _numbers(y, "y")
     if given.shape != shape and {given.shape, shape} != {shape[:1], (shape[0], 1)}:

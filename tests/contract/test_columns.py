@@ -838,3 +838,85 @@ def test_an_array_of_a_data_set_that_has_other_rows_than_it_is_not_read_for_it(t
     run("ingest", data.path, "--keep-rows", 50)
     run("ingest", data.path + "/X", tmp_path / "old.zarr", exits=4, said="name the data set")
     assert not (tmp_path / "old.zarr").exists()
+
+
+# --- frames whose columns have names that are no text, and frames of targets ----------------------------------------
+
+COLUMN_LABELS: dict[str, Any] = {
+    "wavelengths": [1100.0, 1101.5, 1103.0],
+    "years": [2001, 2002, 2003],
+    "pairs": pd.MultiIndex.from_tuples([("a", 1), ("a", 2), ("b", 1)]),
+    "numbers": [2, 1, 0],
+}
+TARGETS = pd.DataFrame({"p": Y, "q": -3 * X[:, 0]})
+REGRESSORS: dict[str, Callable[[], Any]] = {
+    "memory": lambda: dkrr.KernelRidge(alpha=1e-8),
+    "tiles": lambda: dkrr.KernelRidge(alpha=1e-8, tile_size=50),
+    "primal": lambda: dkrr.KernelRidge(alpha=1e-8, solver="primal"),
+    "grid": lambda: dkrr.KernelRidgeCV(alphas=[1e-8]),
+    "svr": lambda: dkrr.KernelSVR(kernel="linear", C=1e5, epsilon=1e-5, tol=1e-4),
+}
+
+
+@pytest.mark.parametrize("labels", COLUMN_LABELS)
+@pytest.mark.parametrize("name", REGRESSORS)
+def test_names_of_columns_that_are_no_text_are_names(name: str, labels: str, tmp_path: Path) -> None:
+    frame = pd.DataFrame(X, columns=COLUMN_LABELS[labels])
+    mixed = frame[[frame.columns[j] for j in (2, 0, 1)]]
+    est = REGRESSORS[name]().fit(frame, Y)
+    est.save(tmp_path / "model.zarr")
+    lazy = dd.from_pandas(mixed.set_axis(pd.Index(map(str, mixed.columns)), axis=1), npartitions=2)
+    for found in (est.predict(mixed), dkrr.load_model(tmp_path / "model.zarr").predict(mixed), est.predict(lazy)):
+        np.testing.assert_allclose(np.asarray(found), Y, atol=1e-3)
+    data = csv(mixed.set_axis(pd.Index(map(str, mixed.columns)), axis=1), tmp_path / "new.csv")
+    run("predict", tmp_path / "model.zarr", data, "--header", "-o", tmp_path / "out.npy")
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), Y, atol=1e-3)
+    with pytest.raises(dkrr.DkrrError, match="which the fit had"):
+        est.predict(frame.rename(columns=lambda label: "other", level=0 if labels == "pairs" else None).iloc[:, :1])
+    np.testing.assert_allclose(est.predict(X), Y, atol=1e-3)
+
+
+def test_numbers_of_columns_in_another_order_are_no_places() -> None:
+    est = dkrr.KernelRidge(alpha=1e-8).fit(pd.DataFrame(X), TARGETS.set_axis([0, 1], axis=1))
+    np.testing.assert_allclose(est.predict(pd.DataFrame(X))[:, 0], Y, atol=1e-6)
+    with pytest.raises(dkrr.DkrrError, match=r"X has columns 2, 0, 1; the columns of the fit had no names"):
+        est.predict(pd.DataFrame(X)[[2, 0, 1]])
+    with pytest.raises(dkrr.DkrrError, match=r"y has targets 1, 0; the targets of the fit had no names"):
+        est.score(X, pd.DataFrame(TARGETS.to_numpy())[[1, 0]])
+
+
+@pytest.mark.parametrize("rows", ["frames", "data set", "weights", "dask"])
+@pytest.mark.parametrize("name", REGRESSORS)
+def test_targets_of_a_frame_are_compared_by_name(name: str, rows: str, tmp_path: Path) -> None:
+    est, frame = REGRESSORS[name](), FRAME[["a", "b", "c"]]
+    if rows == "frames" or name == "svr":
+        est.fit(frame, TARGETS)
+    elif rows == "dask":
+        est.fit(dd.from_pandas(frame, npartitions=2), dd.from_pandas(TARGETS, npartitions=2))
+    else:
+        both = frame.assign(p=TARGETS["p"], q=TARGETS["q"])
+        weight = np.ones(120) if rows == "weights" else None
+        est.fit(dkrr.ingest(both, tmp_path / "rows.zarr", target=["p", "q"]), sample_weight=weight)
+    other = TARGETS.assign(more=0.0)[["q", "more", "p"]]
+    assert est.score(frame, other) > 0.999
+    assert est.score(frame, other) == est.score(frame, TARGETS.to_numpy())
+    if hasattr(est, "interval_coverage"):
+        assert est.interval_coverage(frame, other).min() > 0.8
+    with pytest.raises(dkrr.DkrrError, match=r"y has no targets 'p', which the fit had; it has 'r'"):
+        est.score(frame, TARGETS.rename(columns={"p": "r"}))
+    est.save(tmp_path / "model.zarr")
+    file = csv(MIXED.assign(p=TARGETS["p"], q=TARGETS["q"]), tmp_path / "new.csv")
+    assert json.loads(run("evaluate", tmp_path / "model.zarr", file, "--json").stdout)["r2"] > 0.999
+
+
+def test_a_data_set_that_is_given_weights_keeps_what_its_columns_are(tmp_path: Path) -> None:
+    first = FRAME[["y", "a", "b", "c"]]
+    data = dkrr.ingest(csv(first, tmp_path / "rows.csv", header=False), tmp_path / "rows.zarr", target=0)
+    dkrr.KernelRidge(alpha=1e-8).fit(data, sample_weight=np.ones(120)).save(tmp_path / "model.zarr")
+    said = run("evaluate", tmp_path / "model.zarr", csv(first, tmp_path / "new.csv"), "--json").stdout
+    assert json.loads(said)["r2"] > 0.999
+    one_hot = dkrr.ingest(FRAME.assign(y=np.where(Y > 0, "up", "down")), tmp_path / "u.zarr", target="y", one_hot=True)
+    est = dkrr.KernelRidge(alpha=1e-8).fit(one_hot, sample_weight=np.ones(120))
+    est.save(tmp_path / "classes.zarr")
+    loaded = dkrr.load_model(tmp_path / "classes.zarr")
+    assert (loaded.classes, loaded.target_names) == (["down", "up"], ["y=down", "y=up"])
