@@ -282,15 +282,7 @@ def open_zarr(location: Any, label: str, **options: Any) -> Table:
         raise StoreError(f"{label} is {what}", hint="check the path, and convert what is of format 2")
     if document.get("attributes", {}).get("dkrr_format") == FORMAT:
         return dataset_table(open_dataset(location))
-    around = attributes_of(parent_of(location))
-    if around is not None:
-        present = {array_name(part, around["version"]) for part in around["arrays"]}
-        # rows that were dropped, or that an append left which came to nothing
-        if name_of(location) not in present or document.get("shape", [None])[0] != around["num_rows"]:
-            raise DataError(
-                f"{label} has other rows than the data set that it lies in, {parent_of(location)}",
-                hint="name the data set",
-            )
+    _check_present(location, document.get("shape", [None])[0], label)
     for found in (document, *(read_json(location, f"{name}/zarr.json") for name in _PARTS)):
         if found is not None and found.get("node_type") != "group":
             _check_array(found, label)
@@ -300,10 +292,27 @@ def open_zarr(location: Any, label: str, **options: Any) -> Table:
     return zarr_table(zarr.open(zarr_store(location), mode="r", zarr_format=3), label, **options)
 
 
+def _check_present(location: Any, num_rows: Any, label: str) -> None:
+    """Refuse an array of a data set with rows that were dropped, or that an append left which came to nothing."""
+    around = attributes_of(parent_of(location))
+    present = {} if around is None else {array_name(part, around["version"]) for part in around["arrays"]}
+    if around is not None and (name_of(location) not in present or num_rows != around["num_rows"]):
+        raise DataError(
+            f"{label} has other rows than the data set that it lies in, {parent_of(location)}",
+            hint="name the data set",
+        )
+
+
 def zarr_table(node: Any, label: str, **options: Any) -> Table:
-    """An opened Zarr array, or a group with X and, if there, y and weight."""
+    """An opened Zarr array, or a group with X and, if there, y and weight; a data set that was opened as a group."""
     import zarr
 
+    folder = getattr(node.store, "root", None)  # of a local store
+    if folder is not None:
+        location = str(Path(folder, node.path))
+        if not isinstance(node, zarr.Array) and node.attrs.get("dkrr_format") == FORMAT:
+            return dataset_table(open_dataset(location))
+        _check_present(location, node.shape[0] if isinstance(node, zarr.Array) and node.ndim else None, label)
     if isinstance(node, zarr.Array):
         _check_array(node.metadata.to_dict(), label)
         chunk = (getattr(node, "shards", None) or node.chunks or (1,))[0]

@@ -838,6 +838,10 @@ def test_an_array_of_a_data_set_that_has_other_rows_than_it_is_not_read_for_it(t
     run("ingest", data.path, "--keep-rows", 50)
     run("ingest", data.path + "/X", tmp_path / "old.zarr", exits=4, said="name the data set")
     assert not (tmp_path / "old.zarr").exists()
+    group = zarr.open_group(data.path, mode="r")
+    with pytest.raises(dkrr.DkrrError, match="name the data set"):
+        dkrr.KernelRidge().fit(group["X"], Y)
+    assert dkrr.ingest(group, tmp_path / "new.zarr").digest == dkrr.open_dataset(data.path).digest
 
 
 # --- frames whose columns have names that are no text, and frames of targets ----------------------------------------
