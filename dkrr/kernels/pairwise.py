@@ -11,7 +11,7 @@ Squared distances come from one matrix product of augmented rows,
 
 so that a strip is written once, already scaled, and the formula finishes it. The sum cancels for rows that are
 close to each other and far from the origin: absolute error about eps |c| (|a|^2 + |b|^2). The caller centres the rows;
-the remaining error, up to 3e-13, is clipped at 0. Where the rows of B reach beyond ``MAX_EXTENT`` lengths from the
+the remaining error, up to 100 eps, is clipped at 0. Where the rows of B reach beyond ``MAX_EXTENT`` lengths from the
 origin it would be more, and the block is evaluated by exact differences,
 
     |c| |a - b|^2 = sum_k (w_k (a_k - b_k))^2,   w_k = sqrt(|c|) / length_scale_k,

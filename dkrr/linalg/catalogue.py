@@ -560,7 +560,7 @@ def judge_center(
         std = row_moments(X, 0, num_rows).std
         near = Scaling(x_mean=np.array(center), x_std=np.where(std == 0, 1.0, std), y_mean=none, y_std=none)
         drift = measure_drift(near, row_moments(X, num_rows), None, dataset.feature_names)
-    # typical rows, less the centre, may be rounded by 1e-13 of the kernel's length
+    # typical rows, less the centre, may be rounded by 1e-14 of the kernel's length
     typical = np.hypot(dataset.x_std, dataset.x_mean - np.array(center))
     is_near = not any(center) or kernel.extent(typical[None]) <= MAX_EXTENT**2
     is_kept = is_near and (limit is None or drift.value <= limit)

@@ -294,7 +294,7 @@ def lost_pivot(
     return (order, float(lower[order - 1, order - 1]) ** 2) if order else None
 
 
-# in eps: squared distances from products, of rows up to 24 lengths from the origin
+# in eps: more than squared distances from products have, for sums of some hundred terms
 ENTRY_ROUNDING = 2 * 24**2
 
 
