@@ -133,10 +133,12 @@ class WithTargets(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """R2 of the predictions for rows X (m, d) and targets y (m,) or (m, t), the mean over the targets.
 
+        The columns of a frame y are those that are called like the targets of the fit, where that had names.
+
         Raises
         ------
         DataError
-            y has another shape than the predictions; a target or weight that is not a finite number.
+            y has another shape than the predictions, or lacks a name; a target or weight that is not a finite number.
         """
         from sklearn.metrics import r2_score
 
@@ -387,8 +389,9 @@ class WithRidge(WithTargets):
         ----------
         X
             What :meth:`fit` takes; k(Z, X_fit_) (m, n) for kernel="precomputed". Where fit and X both have names, names
-            decide: in a pandas frame they must be the same in the same order, as everywhere in scikit-learn; in files,
-            data sets and dask frames the order does not matter, and other columns are left aside.
+            decide: in a pandas frame they must be the same in the same order, as everywhere in scikit-learn, where all
+            are text; in others, files, data sets and dask frames the order does not matter, and other columns are left
+            aside. The numbers 0, 1, ... that frames get by themselves are no names.
         return_std
             Return (predictions, standard deviations), those of the Gaussian process f ~ N(0, sigma2 k) with noise
             sigma2 alpha / w_i: see :mod:`dkrr.linalg.leave_one_out`.
