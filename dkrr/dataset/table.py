@@ -620,11 +620,11 @@ def given_names(values: Any, label: str) -> list[str]:
         Some are the same.
     """
     if getattr(values, "ndim", 2) == 1 and hasattr(type(values), "to_frame"):
-        labels = [] if values.name in (None, "") else [values.name]
+        labels = [] if values.name is None or not str(values.name) else [values.name]
     else:
         labels = frame_labels(values) or []
     names = unique_names(labels, label)
-    return [] if labels == list(range(len(labels))) else names
+    return [] if _is_numbered(labels) else names
 
 
 def matched_columns(frame: Any, names: Sequence[str], label: str, noun: str = "columns") -> Any:
@@ -633,22 +633,28 @@ def matched_columns(frame: Any, names: Sequence[str], label: str, noun: str = "c
     Raises
     ------
     DataError
-        A name is missing; some are the same; or numbers of columns stand in another order than those of a fit whose
-        columns had no names.
+        A name is missing; some are the same; or the columns of one side are numbered from 0, and those of the other
+        have such numbers in another order: they may be names or places.
     """
     labels = frame_labels(frame)
     if labels is None:
         return frame
-    found, is_named = unique_names(labels, label), labels != list(range(len(labels)))
-    if names and (is_named or set(found).issuperset(names)):
-        wanted = [labels[j] for j in find_names(names, found, label, noun)]
-        return frame.select(wanted) if hasattr(type(frame), "select") else frame[wanted]
-    if is_named and not names and set(labels) == set(range(len(labels))):
+    found, numbers = unique_names(labels, label), [str(place) for place in range(len(labels))]
+    is_numbered, fitted = _is_numbered(labels), list(names) or numbers
+    if (is_numbered or not names) and set(found) == set(fitted) == set(numbers) and found != fitted:
         raise DataError(
-            f"{label} has {noun} {_shown(labels)}; the {noun} of the fit had no names, and are taken in their order",
-            hint="bring them into the order 0, 1, ..., or give an array",
+            f"{label} has {noun} {_shown(found)} and the fit had {_shown(fitted)}, which may be names or places",
+            hint="bring them into the order of the fit, with its labels, or give an array",
         )
-    return frame
+    if not names or (is_numbered and not set(found).issuperset(names)):
+        return frame
+    places = list(find_names(names, found, label, noun))
+    return frame.iloc[:, places] if hasattr(type(frame), "iloc") else frame.select([labels[j] for j in places])
+
+
+def _is_numbered(labels: Sequence[Any]) -> bool:
+    """Whether these are the numbers that a frame gets by itself."""
+    return all(type(label).__name__.startswith("int") and label == place for place, label in enumerate(labels))
 
 
 def unique_names(labels: Sequence[Any], label: str, noun: str = "columns") -> list[str]:

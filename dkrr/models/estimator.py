@@ -17,7 +17,7 @@ from crc32c import crc32c
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dkrr.dataset import Dataset, Floats, RowArray, given_names, lazy_rows
+from dkrr.dataset import Dataset, Floats, RowArray, frame_labels, given_names, lazy_rows
 from dkrr.engine.machine import single_blas_thread
 from dkrr.errors import ConvergenceError, ParameterError, StoreError
 from dkrr.fit.choices import Problem, SolverChoice, is_plainly_primal
@@ -229,7 +229,7 @@ class WithRidge(WithTargets):
                 if is_dask_frame(part):
                     columns[name] = given_names(part, label)
             columns = {name: names for name, names in columns.items() if names}
-            if "feature_names" in columns:
+            if "feature_names" in columns and all(isinstance(label, str) for label in frame_labels(X) or ()):
                 self.feature_names_in_ = np.array(columns["feature_names"], dtype=object)
             X, y = (part.to_dask_array(lengths=True) if is_dask_frame(part) else part for part in (X, y))
         training = Training(

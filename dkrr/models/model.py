@@ -365,7 +365,7 @@ class Model:
 
     def matched(self, X: Any) -> Any:
         """The model's columns of a frame, by name and in their order; of what has no names all columns."""
-        X = matched_columns(X, self.names, "X")
+        X = X if self.kernel is None else matched_columns(X, self.names, "X")  # a given matrix has no names
         return X.to_dask_array() if hasattr(type(X), "to_dask_array") else X
 
     def predict_rows(self, block: Floats, first_row: int = 0) -> Floats:

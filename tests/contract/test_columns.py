@@ -880,13 +880,34 @@ def test_names_of_columns_that_are_no_text_are_names(name: str, labels: str, tmp
     np.testing.assert_allclose(est.predict(X), Y, atol=1e-3)
 
 
-def test_numbers_of_columns_in_another_order_are_no_places() -> None:
-    est = dkrr.KernelRidge(alpha=1e-8).fit(pd.DataFrame(X), TARGETS.set_axis([0, 1], axis=1))
-    np.testing.assert_allclose(est.predict(pd.DataFrame(X))[:, 0], Y, atol=1e-6)
-    with pytest.raises(dkrr.DkrrError, match=r"X has columns 2, 0, 1; the columns of the fit had no names"):
-        est.predict(pd.DataFrame(X)[[2, 0, 1]])
-    with pytest.raises(dkrr.DkrrError, match=r"y has targets 1, 0; the targets of the fit had no names"):
+def test_numbers_of_columns_in_another_order_may_be_names_or_places() -> None:
+    plain, moved = pd.DataFrame(X), pd.DataFrame(X)[[2, 0, 1]]
+    est = dkrr.KernelRidge(alpha=1e-8).fit(plain, TARGETS.set_axis([0, 1], axis=1))
+    np.testing.assert_allclose(est.predict(plain)[:, 0], Y, atol=1e-6)
+    with pytest.raises(
+        dkrr.DkrrError, match=r"X has columns '2', '0', '1' and the fit had '0', '1', '2', which may be"
+    ):
+        est.predict(moved)
+    with pytest.raises(dkrr.DkrrError, match=r"y has targets '1', '0' and the fit had '0', '1', which may be"):
         est.score(X, pd.DataFrame(TARGETS.to_numpy())[[1, 0]])
+    est.fit(moved, Y)
+    np.testing.assert_allclose(est.predict(moved), Y, atol=1e-6)
+    np.testing.assert_allclose(est.predict(plain.assign(more=0.0)), Y, atol=1e-6)
+    with pytest.raises(dkrr.DkrrError, match="which may be names or places"):
+        est.predict(plain)
+
+
+@pytest.mark.parametrize("labels", [[True, False, None], [pd.NA, 10, 11], [0, pd.NA, 2], [0.0, 1.0, 2.0]], ids=str)
+def test_labels_of_any_kind_are_names(labels: list[Any]) -> None:
+    frame = pd.DataFrame(X, columns=pd.Index(labels, dtype=object))
+    est = dkrr.KernelRidge(alpha=1e-8).fit(frame, pd.Series(Y, name=labels[0]))
+    np.testing.assert_allclose(est.predict(frame.iloc[:3, [2, 1, 0]]), Y[:3], atol=1e-6)
+
+
+def test_the_columns_of_a_given_matrix_are_rows_in_any_order() -> None:
+    matrix, order = pd.DataFrame(X @ X.T), RNG.permutation(120)
+    est = dkrr.KernelRidge(kernel="precomputed", alpha=1e-8).fit(matrix.iloc[order, order], Y[order])
+    np.testing.assert_allclose(est.predict(matrix.iloc[:, order]), Y, atol=1e-6)
 
 
 @pytest.mark.parametrize("rows", ["frames", "data set", "weights", "dask"])
