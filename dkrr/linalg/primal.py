@@ -418,9 +418,12 @@ def solve_primal(source: FeatureRows, alphas: FloatVector, fit_intercept: bool) 
     while True:
         intercept, residual = equations.residual(coef, alphas)
         relative, backward = equations.norms(coef, residual, alphas)
-        if best is not None and not (backward < 0.5 * best[3]).any():
-            break  # rounding has been reached; what was before is no worse
-        best = coef, intercept, relative, backward
+        is_rounding = best is not None and not (backward < 0.5 * best[3]).any()
+        # of two that are as good, the later one is nearer in directions that the rows do not have, where alpha is alone
+        if best is None or not is_rounding or (backward <= 2 * best[3]).all():
+            best = coef, intercept, relative, backward
+        if is_rounding:
+            break
         correction = equations.solve(residual, alphas)
         needed = np.abs(correction).max(axis=0) > NEGLIGIBLE * np.abs(coef).max(axis=0)
         # what is left over of a target without anything to fit is rounding
