@@ -1,4 +1,4 @@
-"""The group of commands: exit codes, errors in one line, and the same commands below ``dask krr``."""
+"""The group of commands: exit codes, errors in one line, the same commands below ``dask krr``; ``init``, ``doctor``."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import sys
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from dkrr import errors
 from dkrr.cli import main
 from dkrr.cli.app import CommandGroup
+from dkrr.engine import machine
 from dkrr.jobs.retrain_spec import RetrainSpec
 from dkrr.jobs.spec import JobSpec
+from tests.contract.helpers import run
 
 COMMANDS = {
     "cancel", "doctor", "evaluate", "fit", "gc", "help", "info", "ingest", "init", "list", "logs", "models", "plan",
@@ -32,17 +35,16 @@ def group_that_raises(error: BaseException) -> click.Group:
     return group
 
 
-def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_every_command_is_there_and_has_help() -> None:
     assert set(main.commands) == COMMANDS
-    assert CliRunner().invoke(main, ["help"]).stdout == CliRunner().invoke(main, ["--help"]).stdout
+    assert run("help").stdout == run("--help").stdout
     for name, command in main.commands.items():
-        result = CliRunner().invoke(main, [name, "--help"])
-        assert result.exit_code == 0
-        assert result.stdout.startswith("Usage: ")
+        assert run(name, "--help").stdout.startswith("Usage: ")
         assert command.help
 
 
@@ -77,11 +79,10 @@ def test_dask_krr_has_the_same_commands() -> None:
         "cli._register_command_ep(cli.cli, types.SimpleNamespace(name='krr', load=lambda: main))\n"
         "cli.cli(sys.argv[1:], prog_name='dask')\n"
     )
-    arguments = [sys.executable, "-c", code, "krr"]
-    shown = subprocess.run([*arguments, "--help"], capture_output=True, text=True, timeout=60, check=True)
-    assert "Usage: dask krr" in shown.stdout
+    shown = python(code, "krr", "--help")
+    assert (shown.returncode, "Usage: dask krr" in shown.stdout) == (0, True)
     assert all(f"  {name} " in shown.stdout for name in COMMANDS)
-    failed = subprocess.run([*arguments, "plan", "none.toml"], capture_output=True, text=True, timeout=60, check=False)
+    failed = python(code, "krr", "plan", "none.toml")
     assert (failed.returncode, "error: none.toml cannot be read (No such" in failed.stderr) == (2, True)
 
 
@@ -99,16 +100,14 @@ def test_ctrl_c_while_a_command_is_loaded_ends_as_any_interruption_does(name: st
         "from dkrr.cli import main",
         "sys.exit(main())",
     ])  # fmt: skip
-    done = run(code)
+    done = python(code)
     assert (done.returncode, done.stdout) == (75, ""), done.stderr
     assert done.stderr.startswith("error: interrupted\nhint: start the same command again")
 
 
 @pytest.mark.parametrize("spec", [JobSpec, RetrainSpec])
 def test_help_lists_every_key_of_a_file_with_a_line_each(spec: type[JobSpec] | type[RetrainSpec]) -> None:
-    topic = "job" if spec is JobSpec else "retrain"
-    result = CliRunner().invoke(main, ["help", topic])
-    assert result.exit_code == 0
+    result = run("help", "job" if spec is JobSpec else "retrain")
     for name, table in spec.tables().items():
         if spec is RetrainSpec and name in JobSpec.model_fields:
             continue  # `dkrr help job` lists them
@@ -120,9 +119,30 @@ def test_help_lists_every_key_of_a_file_with_a_line_each(spec: type[JobSpec] | t
 
 
 def test_help_lists_every_exit_code() -> None:
-    result = CliRunner().invoke(main, ["help", "exit-codes"])
-    assert result.exit_code == 0
-    listed = re.findall(r"^ +(\d+) +(\w+Error)? +(\w.*)$", result.stdout, re.MULTILINE)
+    listed = re.findall(r"^ +(\d+) +(\w+Error)? +(\w.*)$", run("help", "exit-codes").stdout, re.MULTILINE)
     kinds = [getattr(errors, name) for name in errors.__all__]
     assert {int(code) for code, _, _ in listed} == {0, *(kind.exit_code for kind in kinds)}
     assert {name for _, name, _ in listed if name} == {kind.__name__ for kind in kinds} - {"DkrrError"}
+
+
+def test_init_writes_a_job_whose_gamma_is_one_over_the_median_squared_distance(tmp_path: Path) -> None:
+    table, job = tmp_path / "train.csv", tmp_path / "job.toml"
+    table.write_text("a,b,y\n0,5,1\n1,5,2\n3,5,4\n")  # the constant column adds nothing
+    assert run("init", table, "--target", -1, "-o", job).stdout == ""
+    spec = JobSpec.load(job)
+    assert (spec.data.target, spec.data.path) == ([-1], str(table))
+    assert spec.model.gamma == float(f"{np.var([0.0, 1.0, 3.0]) / 4:.4g}")  # distances 1, 4, 9
+    run("init", table, "-o", job, exits=2, said=f"error: {job} exists")
+
+
+def test_doctor_prints_what_workers_get(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = run("doctor", "--env").stdout + "env\n"
+    shown = subprocess.run(
+        ["bash", "-c", script], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60, check=True
+    )
+    exported = dict(line.split("=", 1) for line in shown.stdout.splitlines() if "=" in line)
+    assert machine.worker_environment().items() <= exported.items()
+    # a BLAS that computes wrong numbers
+    broken = machine.machine_report(tmp_path) | {"self_test_failures": ["gemm is off by 3"]}
+    monkeypatch.setattr(machine, "machine_report", lambda folder: broken)
+    assert "FAILED" in run("doctor", exits=5, said="gemm is off by 3").stdout

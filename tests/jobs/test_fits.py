@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import pytest
 import zarr
 
 from dkrr import load_model
-from dkrr.errors import ConvergenceError
+from dkrr.errors import ConvergenceError, StoreMismatchError
 from dkrr.jobs.inspection import describe, verify
-from dkrr.jobs.predict import predict_job
+from dkrr.jobs.plan import plan as make_plan
+from dkrr.jobs.predict import evaluate_job, predict_job
 from dkrr.jobs.run import fit_job
+from dkrr.jobs.spec import JobSpec
 from tests.jobs.helpers import Make, job_maker
 from tests.reference import brute_leave_one_out, dense_bordered, dense_krr, reference_kernel
 
@@ -58,8 +61,10 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_every_solver_gives_the_answer_and_its_record(way: str, make: Make, tmp_path: Path) -> None:
     solver, model_keys, recorded = WAYS[way]
-    job = make(solver=solver, model=model_keys, evaluate={"path": "rows.csv"})
-    summary = fit_job(job)
+    has_intervals = {"intervals": 0.8} if way == "intercept" else {}
+    job = make(solver=solver, model=model_keys, evaluate={"path": "rows.csv"} | has_intervals)
+    phases: set[str] = set()
+    summary = fit_job(job, progress=lambda phase, *_: phases.add(phase.partition(" ")[0]))
     planned, model = summary.plan, load_model(summary.model_path)
     K = model.kernel(WHITE, WHITE)
     intercept = np.zeros(2)
@@ -76,15 +81,50 @@ def test_every_solver_gives_the_answer_and_its_record(way: str, make: Make, tmp_
     assert (summary.solver, summary.precision) == recorded == (planned.solver, planned.precision)
     assert describe(summary.model_path)[1]["solver"].startswith(recorded[0])
     assert ("approximation" in repr(summary)) == (way == "nystrom")
-    result = json.loads((tmp_path / "runs/a/result.json").read_text())
+    run = tmp_path / "runs/a"
+    documents = ["driver", "figures", "job", "plan", "result", "samples", "status"]
+    others = ["events", "job.toml", "model.zarr", "report.html"]
+    assert {path.name for path in run.iterdir()} == {*(f"{name}.json" for name in documents), *others}
+    assert JobSpec.load(run / "job.toml") == job
+    assert all(peak > 10**7 for peak in summary.peak_rss_bytes.values())
+    result = json.loads((run / "result.json").read_text())
+    if recorded == ("cholesky", "float64"):
+        np.testing.assert_allclose(model.dual_coef.read(0, model.num_rows), dual_coef, rtol=1e-9)
+        assert result["tiles_computed"] == summary.tiles_total == 6
+        assert max(summary.backward_error) < 1e-12
+        assert set(summary.seconds) >= {"prepare", "start", "factorise", "solve", "residual", "total"}
+        assert phases >= {"factorise", "solve", "residual"}
+    if has_intervals:
+        lower, upper = model.predict_interval(X, 0.8)
+        inside = np.mean((lower <= Y) & (upper >= Y), axis=0)
+        assert (summary.score.intervals, summary.score.coverage) == (0.8, pytest.approx(inside))
+        # the command counts 90 % unless told
+        assert 0.8 < evaluate_job(summary.model_path, str(tmp_path / "rows.csv"))["inside 90.0% intervals"] <= 1
     if recorded[0] in ("cholesky", "cg"):  # each phase that took time has its estimate beside it
         others = {"prepare", "total", "apply", "gram", "evaluate"}
         assert set(result["seconds"]) - others <= set(result["plan"]["estimated_seconds"])
     assert result["score"]["rmse"] == pytest.approx(np.sqrt(((expected - Y) ** 2).mean(0)), rel=1e-3)
-    assert not verify(str(tmp_path / "runs/a"))
+    assert not verify(str(run))
     np.save(tmp_path / "new.npy", X[:20])
     assert predict_job(summary.model_path, str(tmp_path / "new.npy"), str(tmp_path / "out.npy")).num_rows == 20
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), model.predict(X[:20]), rtol=1e-9)
+
+
+def test_what_is_there_already(make: Make, tmp_path: Path) -> None:
+    job = make(solver={"name": "cholesky"})
+    assert make_plan(job).disk_present_bytes == 0
+    fit_job(job)
+    after = make_plan(job)
+    assert after.disk_present_bytes == after.disk_bytes["factor"] > after.disk_needed_bytes
+    # the factor of another ridge or kernel has the same shape, and saves this job nothing
+    for other in ({"alpha": 0.2}, {"gamma": 0.7}):
+        assert make_plan(make(solver={"name": "cholesky"}, model=other)).disk_present_bytes == 0
+    said = "[model] alpha: 0.1 there, 3.0 wanted"
+    with pytest.raises(StoreMismatchError, match=rf"holds another job .*{re.escape(said)}") as error:
+        fit_job(make(solver={"name": "cholesky"}, model={"alpha": 3.0}))
+    assert error.value.fields == [said]
+    # where it runs is not what it is
+    fit_job(make(solver={"name": "cholesky"}, cluster={"workers": 1}))
 
 
 @pytest.mark.parametrize(

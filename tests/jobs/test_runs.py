@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,46 +17,37 @@ from dkrr.errors import CancelledError, InterruptedRunError, LockedError, Numeri
 from dkrr.jobs import driver as monitor_module
 from dkrr.jobs.driver import MOST_SAMPLES, Monitor, Samples, driving
 from dkrr.jobs.run_directory import RunDirectory, Status, Watch, look_once, read_events, read_status, write_status
-from dkrr.store.files import write_json
+from dkrr.store.files import list_keys, read_key, write_json
 from dkrr.store.interruption import resumable
 from dkrr.store.lease import process_record
+from tests.contract.helpers import run as dkrr
 from tests.faults import wait_until
+from tests.s3 import CANARY_SECRET, Bucket, bucket, s3_server
+
+__all__ = ["bucket", "s3_server"]
 
 FAR = {"host": "far-away", "pid": 1, "started": 0.0}
 
 
 @pytest.fixture(autouse=True)
 def _quick_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitor_module, "BEAT_SECONDS", 0.05)
+    seconds = {"BEAT_SECONDS": 0.05, "GRACE_SECONDS": 0.2, "BEAT_SECONDS_REMOTE": 0.1, "POLL_SECONDS_REMOTE": 0.1}
+    for name, value in seconds.items():
+        monkeypatch.setattr(monitor_module, name, value)
     monkeypatch.setattr("dkrr.store.lease.HEARTBEAT_SECONDS", 0.05)
-    monkeypatch.setattr(monitor_module, "GRACE_SECONDS", 0.2)
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
+def undriven(location: Path | str) -> RunDirectory:
     """A run with a job and a plan, which nobody drives."""
-    directory = RunDirectory(tmp_path / "runs/a")
+    directory = RunDirectory(location)
     directory.write("job.json", {})
     directory.write("plan.json", {})
     return directory
 
 
 @pytest.fixture
-def living() -> Iterator[dict[str, Any]]:
-    """A process of this machine that lives and does nothing."""
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    yield process_record(process.pid)
-    process.kill()
-    process.wait()
-
-
-@pytest.fixture
-def gone() -> dict[str, Any]:
-    """A process of this machine that has ended."""
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    record = process_record(process.pid)
-    process.wait()
-    return record
+def run(tmp_path: Path) -> RunDirectory:
+    return undriven(tmp_path / "runs/a")
 
 
 def driven(run: RunDirectory, owner: dict[str, Any], counter: int = 0, epoch: int = 1, **values: Any) -> None:
@@ -83,17 +73,11 @@ class Clock:
         return self.now
 
 
-def age(run: RunDirectory, seconds: float) -> None:
-    """Have the status be written that long ago, by the clock of its writer."""
-    document = run.read("status.json") or {}
-    document["updated_at"] = (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()
-    run.write("status.json", document)
-
-
 def test_a_watch_goes_by_its_own_clock(run: RunDirectory) -> None:
     clock = Clock()
     driven(run, FAR)
-    age(run, -5000)  # a clock that is far ahead, or behind, changes nothing
+    ahead = (datetime.now(UTC) + timedelta(seconds=5000)).isoformat()  # the clock of the writer changes nothing
+    run.write("status.json", {**(run.read("status.json") or {}), "updated_at": ahead})
     watch = Watch(run, clock)
     assert watch.look().state == "running"
     for has_moved in (False, True, False):  # the counter moved within the last look but one
@@ -107,19 +91,18 @@ def test_a_watch_goes_by_its_own_clock(run: RunDirectory) -> None:
     assert watch.look().state == "running"
 
 
-def test_a_driver_that_was_started_and_never_began(
-    run: RunDirectory, gone: dict[str, Any], living: dict[str, Any]
-) -> None:
+def test_a_driver_that_was_started_and_never_began(run: RunDirectory) -> None:
     write_status(run, Status(state="starting"))
-    run.write("placement.json", {"kind": "here", **gone})
+    clock = Clock()
+    with subprocess.Popen(["sleep", "60"]) as process:
+        run.write("placement.json", {"kind": "here", **process_record(process.pid)})
+        watch = Watch(run, clock)
+        assert watch.look().state == "starting"
+        clock.now += 1000  # its process is there, however slow its imports are
+        assert watch.look().state == "starting"
+        process.kill()
     view = look_once(run)
     assert (view.state, "ended before it began; see driver.log" in view.lost_because) == ("lost", True)
-    run.write("placement.json", {"kind": "here", **living})
-    clock = Clock()
-    watch = Watch(run, clock)
-    assert watch.look().state == "starting"
-    clock.now += 1000  # its process is there, however slow its imports are
-    assert watch.look().state == "starting"
     run.write("placement.json", {"kind": "here"})
     for seconds, state in ((0, "starting"), (100, "starting"), (100, "lost")):
         clock.now += seconds
@@ -132,10 +115,6 @@ def test_a_driver_that_was_started_and_never_began(
 def drive(run: RunDirectory, body: Callable[[Monitor], None], **options: Any) -> None:
     with resumable(), driving(run, **options) as monitor:
         body(monitor)
-
-
-def cancel(run: RunDirectory) -> None:
-    run.write("cancel.json", {"requested_at": "now"})
 
 
 def test_a_run_that_finishes(run: RunDirectory) -> None:
@@ -189,11 +168,11 @@ def test_a_run_that_fails(error: BaseException, state: str, code: int, message: 
 
 @pytest.mark.parametrize("how", ["at the next task", "before it began", "while it does not look"])
 def test_cancel(how: str, run: RunDirectory) -> None:
-    before = how == "before it began"
+    before, request = how == "before it began", {"requested_at": "now"}
 
     def body(monitor: Monitor) -> None:
         if not before:
-            cancel(run)
+            run.write("cancel.json", request)
         if how == "while it does not look":
             time.sleep(30)
         wait_until(monitor.is_cancelled)
@@ -201,7 +180,7 @@ def test_cancel(how: str, run: RunDirectory) -> None:
         monitor("factorise", 1, 2, 0.0, 0.0)
 
     if before:
-        cancel(run)
+        run.write("cancel.json", request)
     with pytest.raises(CancelledError, match="cancelled on request") as error:
         drive(run, body, kind="here" if before else "fit")
     assert error.value.exit_code == 75
@@ -273,3 +252,24 @@ def test_samples_are_bounded_and_no_peak_is_lost(count: int) -> None:
     assert min(count, MOST_SAMPLES // 2) <= len(found["seconds"]) <= MOST_SAMPLES
     assert (found["seconds"][-1], max(found["memory_bytes"]["a"])) == (2.0 * count, 10**6)
     assert set(found["flops_per_second"]) == {1e9}
+
+
+def test_a_run_at_an_address_is_watched_and_cancelled(bucket: Bucket) -> None:
+    """Leases by conditional puts, events in objects that are written once, readers elsewhere."""
+    run = undriven(bucket.url("runs", "a"))
+    with pytest.raises(CancelledError), driving(run) as monitor:  # noqa: PT012  (any of them may be what raises)
+        monitor("factorise", 3, 10, 0.0, 0.0)
+        wait_until(lambda: read_status(run).tasks_done == 3)
+        dkrr("cancel", run.location)
+        wait_until(monitor.is_cancelled)
+        monitor.check()
+    assert look_once(run).state == "cancelled"
+    dkrr("status", run.location, said="cancelled")
+    dkrr("wait", run.location, exits=75)
+    assert {"driver 1 started", "cancel requested"} <= {*messages(run)}
+    segments = [key for key in bucket.puts() if "/events/" in key]
+    assert len(segments) == len(set(segments)), "a segment was written twice"
+    keys = list_keys(bucket.url("runs"))
+    assert len(keys) > 5
+    for key in keys:
+        assert CANARY_SECRET.encode() not in (read_key(bucket.url("runs"), key) or b"")

@@ -1,4 +1,4 @@
-"""Versions never change, aliases move whole, and what may be needed is not pruned."""
+"""Versions never change, aliases move whole, what may be needed is not pruned; predictions are of one version."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from dkrr import load_model
-from dkrr.errors import LockedError, ParameterError, StoreError
-from dkrr.jobs.registry import ModelRegistry, NamedModel
-from tests.faults import contents
-from tests.jobs.registry.helpers import ROWS
+from dkrr.errors import DkrrError, LockedError, StoreError
+from dkrr.jobs.predict import predict_job
+from dkrr.jobs.registry import ModelRegistry, NamedModel, Reference
+from dkrr.store.files import list_keys, read_key
+from tests.faults import failing_at
+from tests.jobs.registry.helpers import ROWS, make_model
 from tests.s3 import Bucket, bucket, s3_server
 
 __all__ = ["bucket", "s3_server"]
@@ -24,30 +26,51 @@ __all__ = ["bucket", "s3_server"]
 pytestmark = pytest.mark.timeout(120)
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Three models."""
+    folder = tmp_path_factory.mktemp("saved")
+    return [make_model(folder / f"{alpha}.zarr", alpha) for alpha in (0.1, 1.0, 10.0)]
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> NamedModel:
     return ModelRegistry(str(tmp_path / "models")).open("demo")
 
 
-def test_a_version_is_the_model_that_was_published(model: NamedModel, saved: list[str]) -> None:
+def contents(location: str) -> dict[str, bytes | None]:
+    return {key: read_key(location, key) for key in list_keys(location)}
+
+
+@pytest.mark.parametrize("place", ["folder", "address"])
+def test_what_is_published_is_promoted_and_rolled_back(
+    place: str, saved: list[str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    registry = ModelRegistry(str(tmp_path / "models"))
+    if place == "address":
+        there: Bucket = request.getfixturevalue("bucket")
+        registry = ModelRegistry(there.url("models"))
+        there.server.fail({"method": "PUT", "path": "version.json", "status": 403})
+        with pytest.raises(StoreError, match="cannot be written"):
+            registry.open("demo").add(saved[0])
+    model = registry.open("demo")
+    assert model.versions() == []
     version = model.add(saved[0], facts={"why": "first", "score": np.float64(0.5)})
     assert version.id.startswith("0001-")
     assert version.num_rows == len(ROWS)
     assert version.facts == {"why": "first", "score": 0.5}
-    assert contents(Path(version.model_path)) == contents(Path(saved[0]))
+    assert contents(version.model_path) == contents(saved[0])
     assert model.aliases().targets == {"candidate": version.id}
-    # the same model again, and a second one
+    # the same model again, and others
     assert model.add(saved[0]) == version
     second = model.add(saved[1], key="ab" * 32)
     assert second.id == "0002-abababababab"
     assert [found.id for found in model.versions()] == [version.id, second.id]
     for selector in (second.id, "2", "candidate"):
         assert model.resolve(selector) == second
-    assert not list(Path(model.location).rglob("*.partial"))
+    assert not [key for key in list_keys(model.location) if ".partial" in key]
 
-
-def test_promote_and_roll_back(model: NamedModel, saved: list[str]) -> None:
-    a, b, c = (model.add(path).id for path in saved)
+    a, b, c = version.id, second.id, model.add(saved[2]).id
     assert model.promote(a).targets == {"production": a, "candidate": c}
     epoch = model.aliases().epoch
     assert model.promote(a).epoch == epoch, "nothing changed, and yet something was written"
@@ -55,12 +78,17 @@ def test_promote_and_roll_back(model: NamedModel, saved: list[str]) -> None:
     assert model.rollback().targets == {"production": a, "previous": c}
     assert model.rollback().targets == {"production": c, "previous": a}
     assert model.promote(a).targets == {"production": a, "previous": c}
-    assert model.promote(b).targets == {"production": b, "previous": a}
+    assert model.promote(b, expected=a).targets == {"production": b, "previous": a}
     history = model.aliases().history
     assert [entry["epoch"] for entry in history] == list(range(1, model.aliases().epoch + 1))
     assert history[-1]["changed"] == {"production": [a, b], "previous": [c, a]}
     with pytest.raises(LockedError, match=f"production is {b}, and was {a}"):
         model.promote(c, expected=a)
+    found = load_model(model.resolve().model_path).predict(ROWS)
+    assert np.array_equal(found, load_model(saved[1]).predict(ROWS))
+    assert [version.id for version in model.prune(keep=0, grace_seconds=0)] == [c]
+    assert registry.names() == ["demo"]
+    assert not [key for key in list_keys(model.location) if c in key]
 
 
 def test_a_damaged_version_is_neither_published_nor_promoted(
@@ -103,7 +131,7 @@ def test_of_many_changes_at_once_none_is_lost(model: NamedModel, saved: list[str
     assert (list(done.targets), list(done.released)) == ([], [version])
 
 
-def test_prune_keeps_what_may_be_needed(model: NamedModel, saved: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prune_keeps_what_may_be_needed(model: NamedModel, saved: list[str]) -> None:
     a, b, c = (model.add(path, candidate=False).id for path in saved)
     assert model.prune(keep=0) == [], "younger than the grace"
     assert [version.id for version in model.prune(keep=2, grace_seconds=0)] == [a]
@@ -125,8 +153,6 @@ def test_prune_keeps_what_may_be_needed(model: NamedModel, saved: list[str], mon
     assert [version.id for version in model.prune(keep=0, grace_seconds=100)] == [c]
     assert {version.id for version in model.versions()} == {a, b}
     assert model.aliases().removing == ()
-    with pytest.raises(ParameterError, match="keep is -1"):
-        model.prune(keep=-1)
 
 
 def test_a_promotion_between_listing_and_deleting_saves_the_version(
@@ -149,20 +175,44 @@ def test_a_promotion_between_listing_and_deleting_saves_the_version(
     load_model(model.resolve("production").model_path)
 
 
-def test_the_same_on_an_object_store(bucket: Bucket, saved: list[str]) -> None:
-    model = ModelRegistry(bucket.url("models")).open("demo")
-    bucket.server.fail({"method": "PUT", "path": "version.json", "status": 403})
-    with pytest.raises(StoreError, match="cannot be written"):
-        model.add(saved[0])
-    assert model.versions() == []
-    a, b = (model.add(path).id for path in saved[:2])
-    assert model.add(saved[0]).id == a
-    model.promote(a)
-    model.promote(b, expected=a)
-    assert model.rollback().targets == {"production": a, "previous": b}
-    found = load_model(model.resolve().model_path).predict(ROWS)
-    assert np.array_equal(found, load_model(saved[0]).predict(ROWS))
-    c = model.add(saved[2], candidate=False).id
-    assert [version.id for version in model.prune(keep=0, grace_seconds=0)] == [c]
-    assert ModelRegistry(bucket.url("models")).names() == ["demo"]
-    assert not bucket.listing("models", "demo", "versions", c)
+# --- predictions through an alias -------------------------------------------------------------------------------------
+
+PRODUCTION = Reference("demo", "production")
+
+
+@pytest.fixture
+def scoring(model: NamedModel, tmp_path: Path, saved: list[str], monkeypatch: pytest.MonkeyPatch) -> NamedModel:
+    """Two versions, of which the first is in production; rows to predict in rows.npy."""
+    np.save(tmp_path / "rows.npy", ROWS)
+    monkeypatch.setenv("DKRR_MODELS", str(tmp_path / "models"))
+    monkeypatch.chdir(tmp_path)
+    for path in (saved[1], saved[0]):
+        model.add(path)
+        model.promote()
+    return model
+
+
+@pytest.mark.parametrize("site", ["compute.predict.block", "sync{folder}"])
+def test_an_interrupted_prediction_goes_on_with_its_version(site: str, scoring: NamedModel, saved: list[str]) -> None:
+    first = scoring.resolve().id
+    with failing_at(f"{site.format(folder=Path.cwd())}:1:eio"), pytest.raises((OSError, DkrrError)):
+        predict_job(PRODUCTION, "rows.npy", "out.npy")
+    assert Path("out.npy").exists() == site.startswith("sync")
+    assert Path("out.npy.json").exists() == site.startswith("sync")
+    scoring.rollback()
+    assert predict_job(PRODUCTION, "rows.npy", "out.npy").version.id == first
+    assert np.array_equal(np.load("out.npy"), load_model(saved[0]).predict(ROWS))
+    assert predict_job(PRODUCTION, "rows.npy", "out.npy").version.id != first
+    assert np.array_equal(np.load("out.npy"), load_model(saved[1]).predict(ROWS))
+
+
+def test_a_version_that_was_pruned_since_is_replaced(scoring: NamedModel, saved: list[str]) -> None:
+    first = scoring.resolve()
+    with failing_at("compute.predict.block:1:eio"), pytest.raises((OSError, DkrrError)):
+        predict_job(PRODUCTION, "rows.npy", "out.npy")
+    for path in (saved[2], saved[1]):
+        scoring.promote(scoring.add(path).id)
+    assert first.id in {version.id for version in scoring.prune(keep=0, grace_seconds=0)}
+    done = predict_job(PRODUCTION, "rows.npy", "out.npy")
+    assert done.version == scoring.resolve()
+    assert np.array_equal(np.load("out.npy"), load_model(done.version.model_path).predict(ROWS))
