@@ -29,13 +29,6 @@ def make_array(store: Path, kind: str, key: str, size: int = 100) -> Path:
     return array
 
 
-def make_old(root: Path) -> None:
-    hour_ago = time.time() - 7200
-    for parent, folders, names in os.walk(root):
-        for name in [*folders, *names]:
-            os.utime(Path(parent) / name, (hour_ago, hour_ago))
-
-
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     store = tmp_path / "runs" / "store"
@@ -56,8 +49,8 @@ def leave(store: Path, *, is_old: bool = True, **documents: Any) -> set[str]:
     for name, document in documents.items():
         text = document if isinstance(document, str) else json.dumps(document)
         (store.parent / "demo" / f"{name}.json").write_text(text)
-    if is_old:
-        make_old(store.parent)
+    for path in [store.parent, *store.parent.rglob("*")] if is_old else []:
+        os.utime(path, (time.time() - 7200,) * 2)
     return names(store)
 
 
@@ -65,10 +58,30 @@ TILED = {f"factors/{KEYS[0]}.zarr", f"factors/{KEYS[1]}.zarr", f"grams/{KEYS[2]}
 EVERYTHING = TILED | {f"rows/{KEYS[3]}-train.zarr"}
 
 
-def test_what_an_unfinished_run_may_resume_is_kept(store: Path) -> None:
-    assert leave(store, plan={"num_rows": 500, "tile_size": 64}) == set()
-    assert leave(store, plan={"num_rows": 500, "tile_size": 128}) == TILED
-    assert leave(store, result={}) == EVERYTHING
+PLANNING = [
+    {"state": state, "phase": phase}
+    for state in ("starting", "running")
+    for phase in ("", "prepare", "plan", "start")  # in the last the plan came after the list
+]
+LEFT: list[tuple[dict[str, Any], bool, set[str]]] = [
+    ({}, True, EVERYTHING),
+    ({"plan": {"num_rows": 500, "tile_size": 64}}, True, set()),
+    ({"plan": {"num_rows": 500, "tile_size": 128}}, True, TILED),
+    ({"plan": {"num_rows": 500, "tile_size": 64}, "result": {}}, True, EVERYTHING),
+    *(({"status": status}, False, set()) for status in PLANNING),
+    *(({"status": status}, True, EVERYTHING) for status in PLANNING),  # its driver has said nothing for hours
+    *(({"status": status | {"state": "failed"}}, False, EVERYTHING) for status in PLANNING),
+    # what others call so
+    *(({"status": text}, False, EVERYTHING) for text in ('{"state": ["running"]}', "[1]", "no JSON", "")),
+]
+
+
+@pytest.mark.parametrize(("documents", "is_old", "garbage"), LEFT)
+def test_what_an_unfinished_run_may_resume_is_kept(
+    store: Path, documents: dict[str, Any], is_old: bool, garbage: set[str]
+) -> None:
+    leave(store)
+    assert leave(store, is_old=is_old, **documents) == garbage
 
 
 def test_scratch_of_a_factor_is_kept_for_who_goes_on_with_it(store: Path) -> None:
@@ -91,14 +104,3 @@ def test_what_iterations_leave_behind(store: Path) -> None:
     assert f"scratch/{DRAWN}.zarr" in found
     assert not found & kept  # the run may go on with them
     assert kept <= leave(store, result={})
-
-
-@pytest.mark.parametrize("state", ["starting", "running"])
-@pytest.mark.parametrize("phase", ["", "prepare", "plan", "start"])  # in the last the plan came after the list
-def test_what_a_run_may_find_that_is_being_planned_is_kept(store: Path, state: str, phase: str) -> None:
-    assert leave(store) == EVERYTHING
-    planning = {"state": state, "phase": phase}
-    assert leave(store, is_old=False, status=planning) == set()
-    assert leave(store, status=planning) == EVERYTHING  # its driver has said nothing for hours
-    for text in (planning | {"state": "failed"}, '{"state": ["running"]}', "[1]", "no JSON", ""):  # what others call so
-        assert leave(store, is_old=False, status=text) == EVERYTHING

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,11 @@ import pytest
 
 from dkrr import load_model, open_dataset
 from dkrr.dataset import Dataset
-from dkrr.engine.tasks import Executor, InProcessExecutor
+from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import RefusedError
 from dkrr.jobs.registry import ModelRegistry, NamedModel, check_version
 from dkrr.jobs.retrain import RetrainSummary, retrain
 from dkrr.jobs.retrain_spec import RetrainSpec
-from dkrr.jobs.spec import JobSpec
 from tests.faults import contents
 
 __all__ = ["COLUMNS", "Project", "check_production", "in_process", "rows_of", "state"]
@@ -36,23 +35,11 @@ def rows_of(seed: int, num_rows: int) -> np.ndarray:
     return np.column_stack([X, y])
 
 
-def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Run the tasks of jobs in this process; the list gets an entry for each executor that is started."""
-    import dkrr.jobs.gate
-    import dkrr.jobs.run
-    import dkrr.jobs.tune
-
-    started: list[str] = []
-
-    @contextmanager
-    def job_executor(job: JobSpec, store: str | None = None) -> Iterator[Executor]:
-        started.append(job.output.directory)
-        yield InProcessExecutor()
-
-    for module in (dkrr.jobs.run, dkrr.jobs.tune, dkrr.jobs.gate):
-        monkeypatch.setattr(module, "job_executor", job_executor)
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the tasks of jobs in this process."""
+    for module in ("run", "tune", "gate"):
+        monkeypatch.setattr(f"dkrr.jobs.{module}.job_executor", lambda *_, **__: nullcontext(InProcessExecutor()))
     monkeypatch.setattr("os.fsync", lambda _: None)  # a hundred a night, and no power fails here
-    return started
 
 
 class Project:
@@ -134,7 +121,7 @@ class Project:
 
     @property
     def model(self) -> NamedModel:
-        return ModelRegistry(str(self.folder / "models")).open("demo")
+        return ModelRegistry(self.spec.retrain.registry).open("demo")
 
     @property
     def production(self) -> str | None:
@@ -143,10 +130,10 @@ class Project:
 
 def state(project: Project) -> dict[str, object]:
     """What must not depend on how it came about."""
-    dataset, model, folder = open_dataset(project.folder / "rows.zarr"), project.model, Path(project.spec.directory)
+    dataset, model, folder = project.dataset, project.model, Path(project.spec.directory)
     dataset.verify()
     return {
-        "rows": {key: data for key, data in contents(project.folder / "rows.zarr").items() if "/c/" in key},
+        "rows": {key: data for key, data in contents(project.rows).items() if "/c/" in key},
         "generations": [found.label for found in dataset.generations],
         "aliases": model.aliases().targets,
         "versions": [version.id for version in model.versions()],
