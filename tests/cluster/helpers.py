@@ -11,13 +11,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from dkrr.engine.machine import worker_environment
 from tests.faults import Command, contents, descendants, finish, times, wait_until
 
 CLUSTER = Path(__file__).parent.parent.parent / "cluster"
@@ -137,63 +138,41 @@ def import_path() -> str:
     return os.pathsep.join(filter(None, sys.path))
 
 
-def doctor_environment() -> dict[str, str]:
-    """The variables that ``dkrr doctor --env`` prints."""
-    command = [sys.executable, "-m", "dkrr.cli", "doctor", "--env"]
-    environment = {**os.environ, "PYTHONPATH": import_path()}
-    lines = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120).stdout
-    pairs = (shlex.split(line)[1].partition("=") for line in lines.splitlines())
-    return {name: value for name, _, value in pairs}
-
-
-@dataclass
 class ByHand:
     """What :func:`by_hand` gives: start, kill and end the processes of one cluster.
 
-    ``roles`` are the folders of TLS configurations by role ("scheduler", "worker"); None means plain tcp.
+    ``roles`` are the folders of TLS configurations by role ("scheduler", "worker").
     """
 
-    folder: Path
-    environment: dict[str, str]
-    roles: Path | None = None
-    port: int = field(default_factory=free_port)
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    scheduler: subprocess.Popen[bytes] | None = None
-    workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    scheduler: subprocess.Popen[bytes]
 
-    @property
-    def address(self) -> str:
-        return f"{'tcp' if self.roles is None else 'tls'}://{HOST}:{self.port}"
+    def __init__(self, folder: Path, roles: Path, environment: dict[str, str]) -> None:
+        self.folder, self.roles, self.environment = folder, roles, environment
+        self.port = free_port()
+        self.address = f"tls://{HOST}:{self.port}"
+        self.processes, self.workers = list[subprocess.Popen[bytes]](), list[subprocess.Popen[bytes]]()
 
     def start_scheduler(self) -> None:
         """Start the scheduler, at the same address every time, and wait until it listens."""
-        self.scheduler = scheduler = self._start("scheduler", "--port", str(self.port))
+        self.scheduler = self._start("scheduler", "--port", str(self.port))
 
         def listens() -> bool:
-            assert scheduler.poll() is None, self.logs()
-            connections = psutil.Process(scheduler.pid).net_connections()
+            assert self.scheduler.poll() is None, "\n".join(path.read_text() for path in self.folder.glob("*.log"))
+            connections = psutil.Process(self.scheduler.pid).net_connections()
             return any(c.status == psutil.CONN_LISTEN and c.laddr.port == self.port for c in connections)
 
         wait_until(listens, START_SECONDS)
 
-    def start_worker(self) -> None:
-        """Start one worker of one thread and 1 GiB with its nanny; it registers a second or two later."""
+    def start_workers(self) -> None:
+        """Start two workers of one thread and 1 GiB with their nannies; they register a second or two later."""
         options = ["--nthreads", "1", "--memory-limit", "1GiB", "--death-timeout", "60"]
-        self.workers.append(self._start("worker", self.address, *options, "--local-directory", str(self.folder)))
-
-    def kill_scheduler(self) -> None:
-        """SIGKILL."""
-        assert self.scheduler is not None
-        self.scheduler.kill()
-        self.scheduler.wait()
+        for _ in range(2):
+            self.workers.append(self._start("worker", self.address, *options, "--local-directory", str(self.folder)))
 
     def wait_for_the_end_of_workers(self, seconds: float = 60.0) -> None:
         """Workers that lose their scheduler close, and so do their nannies."""
         wait_until(lambda: all(worker.poll() is not None for worker in self.workers), seconds)
         self.workers.clear()
-
-    def logs(self) -> str:
-        return "\n".join(path.read_text() for path in sorted(self.folder.glob("*.log")))
 
     def close(self) -> None:
         """End everything: politely, then by force."""
@@ -210,16 +189,13 @@ class ByHand:
                 child.kill()
 
     def _start(self, kind: str, *arguments: str) -> subprocess.Popen[bytes]:
-        variables = {**os.environ, **self.environment, "PYTHONPATH": import_path()}
-        if self.roles is not None:
-            variables["DASK_CONFIG"] = str(self.roles / kind)
-        host = HOST if self.roles is None else f"tls://{HOST}"
-        options = [*arguments, "--host", host, "--no-dashboard", "--dashboard-address", "127.0.0.1:0"]
+        own = {"PYTHONPATH": import_path(), "DASK_CONFIG": str(self.roles / kind)}
+        options = ["--host", f"tls://{HOST}", "--no-dashboard", "--dashboard-address", "127.0.0.1:0"]
         with open(self.folder / f"{kind}-{len(self.processes)}.log", "wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "dask", kind, *options],
+                [sys.executable, "-m", "dask", kind, *arguments, *options],
                 cwd=self.folder,  # what lies where the tests are run must not be imported in place of PYTHONPATH
-                env=variables,
+                env={**os.environ, **self.environment, **own},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -229,14 +205,13 @@ class ByHand:
 
 
 @contextmanager
-def by_hand(folder: Path, *, roles: Path | None = None, **environment: str) -> Iterator[ByHand]:
+def by_hand(folder: Path, roles: Path, **environment: str) -> Iterator[ByHand]:
     """A scheduler and workers on the loopback interface, started with what ``dkrr doctor --env`` prints."""
     folder.mkdir(parents=True, exist_ok=True)
-    cluster = ByHand(folder, {**doctor_environment(), **environment}, roles)
+    cluster = ByHand(folder, roles, worker_environment() | environment)
     try:
         cluster.start_scheduler()
-        for _ in range(2):
-            cluster.start_worker()
+        cluster.start_workers()
         yield cluster
     finally:
         cluster.close()

@@ -174,13 +174,17 @@ def test_told_to_stop_it_is_requeued_and_goes_on(slurm: Slurm, tmp_path: Path) -
     assert is_identical(local, job)
 
 
-def test_without_a_job_file_that_it_can_use_it_says_so(tmp_path: Path) -> None:
-    elsewhere = ByHandJob(tmp_path / "job", "tcp://127.0.0.1:8786").file
-    expected = "one job file that exists expected"
-    cases = [((), expected), (("missing.toml",), expected), (("a", "b"), expected)]
-    for arguments, said in [*cases, ((str(elsewhere),), "job.toml names a [cluster] scheduler")]:
-        done = subprocess.run(
-            [str(SCRIPT), *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False
-        )
-        assert (done.returncode, said in done.stdout) == (2, True)
+NO_FILE = "one job file that exists expected"
+ELSEWHERE = "job.toml names a [cluster] scheduler"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [([], NO_FILE), (["missing.toml"], NO_FILE), (["a", "b"], NO_FILE), (["job/job.toml"], ELSEWHERE)],
+)
+def test_without_a_job_file_that_it_can_use_it_says_so(tmp_path: Path, arguments: list[str], said: str) -> None:
+    ByHandJob(tmp_path / "job", "tcp://127.0.0.1:8786")
+    command = [str(SCRIPT), *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, said in done.stdout) == (2, True)
     assert [path.name for path in tmp_path.iterdir()] == ["job"]

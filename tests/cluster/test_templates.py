@@ -1,4 +1,7 @@
-"""The templates: they are found, accepted by shell and systemd, on TLS, and locked to what the project asks for."""
+"""The templates: accepted by shell, systemd and Kubernetes, on TLS, locked to what the project asks for.
+
+``cluster/local.sh`` starts what dkrr needs, runs a command against it, and ends all of it.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,34 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from tests.cluster.helpers import CLUSTER, need, programs
+from tests.cluster.helpers import CLUSTER, free_port, need, programs
 
 FILES = [path for path in sorted(CLUSTER.rglob("*")) if path.is_file()]
 SCRIPTS = [path for path in FILES if path.read_bytes().startswith(b"#!")]
 TEMPLATES = [path for path in FILES if path.name not in ("README.md", "local.sh")]
+
+
+def ended(*command: object, timeout: float = 60.0, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A command that came to its end."""
+    words = [str(word) for word in command]
+    return subprocess.run(words, capture_output=True, text=True, timeout=timeout, check=False, **options)
+
+
+def unthreaded() -> dict[str, str]:
+    """What the templates have to set themselves does not come from the tests' own environment."""
+    return {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
@@ -25,7 +44,7 @@ def test_a_script_is_one(script: Path) -> None:
     shell = script.read_text().splitlines()[0].rpartition("/")[2].rpartition(" ")[2]
     assert shell in ("bash", "sh")
     assert os.access(script, os.X_OK)
-    done = subprocess.run([shell, "-n", str(script)], capture_output=True, text=True, timeout=30, check=False)
+    done = ended(shell, "-n", script)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -36,14 +55,10 @@ def test_all_are_on_tls() -> None:
 
 
 def test_with_environment(tmp_path: Path) -> None:
-    script = str(CLUSTER / "with-environment")
-    variables = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
-    variables["PATH"] = f"{programs(tmp_path / 'bin')}{os.pathsep}{variables['PATH']}"
+    variables = unthreaded() | {"PATH": f"{programs(tmp_path / 'bin')}{os.pathsep}{os.environ['PATH']}"}
 
     def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [script, *arguments], env={**variables, **more}, capture_output=True, text=True, timeout=60, check=False
-        )
+        return ended(CLUSTER / "with-environment", *arguments, env=variables | more)
 
     done = run("sh", "-c", 'echo "$OPENBLAS_NUM_THREADS $1"; exit 5', "sh", "two words")
     assert (done.returncode, done.stdout) == (5, "1 two words\n"), done.stderr
@@ -114,12 +129,146 @@ def test_systemd_accepts_the_units_and_no_wrong_one(tmp_path: Path) -> None:
         for unit in UNITS:
             text = (CLUSTER / "systemd" / unit).read_text().replace("User=dkrr", "User=root").replace(old, new)
             (tmp_path / unit).write_text(text.replace("/opt/dkrr/bin", str(commands)))
-        files = [tmp_path / unit for unit in UNITS]
-        done = subprocess.run(
-            ["systemd-analyze", "verify", "--man=no", *files], capture_output=True, text=True, timeout=60, check=False
-        )
-        return done.stderr
+        return ended("systemd-analyze", "verify", "--man=no", *(tmp_path / unit for unit in UNITS)).stderr
 
     assert verify("", "") == ""
     assert "restart specifier" in verify("Restart=always", "Restart=allways")
     assert "Unknown key" in verify("ProtectSystem=", "ProtectSytem=")
+
+
+# --- the manifests against the schemas of Kubernetes, and what every pod may do ---------------------------------------
+
+SERVICE = "dkrr-scheduler"
+CORE = {"ConfigMap", "PersistentVolumeClaim", "Service", "Deployment", "NetworkPolicy", "Job", "CronJob"}
+# of Kubernetes, whose schemas core objects are checked against
+VERSION = "1.31"
+
+
+def documents() -> list[dict[str, Any]]:
+    """Every object of the folder."""
+    paths = sorted((CLUSTER / "kubernetes").glob("*.yaml"))
+    return [document for path in paths for document in yaml.safe_load_all(path.read_text())]
+
+
+def problem(document: dict[str, Any]) -> str:
+    """What Kubernetes would not accept in an object, unknown fields included; "" for nothing."""
+    import kubernetes_validate
+
+    try:
+        kubernetes_validate.validate(document, VERSION, strict=True)
+    except kubernetes_validate.ValidationError as exc:
+        return str(exc.message)
+    return ""
+
+
+def pods(value: Any) -> Iterator[dict[str, Any]]:
+    """Every specification of a pod below a value."""
+    if isinstance(value, dict) and "containers" in value:
+        yield value
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from pods(item)
+
+
+def test_every_object_is_valid() -> None:
+    core = [document for document in documents() if document["kind"] in CORE]
+    assert [problem(document) for document in core] == [""] * len(core)
+    assert {document["kind"] for document in documents()} == CORE | {"DaskCluster", "DaskJob"}
+    wrong = next(document for document in core if document["kind"] == "Deployment")
+    wrong["spec"]["replicas"] = "two"
+    assert "two" in problem(wrong)
+
+
+def test_every_pod_has_no_rights_and_every_server_speaks_tls() -> None:
+    for pod in pods(documents()):
+        (container,) = pod["containers"]
+        rights = {**pod["securityContext"], **container["securityContext"]}
+        assert rights["runAsNonRoot"] is True
+        assert rights["readOnlyRootFilesystem"] is True
+        assert rights["allowPrivilegeEscalation"] is False
+        assert rights["capabilities"] == {"drop": ["ALL"]}
+        assert pod["automountServiceAccountToken"] is False
+        assert "command" not in container, "the entry point of the image sets the BLAS environment"
+        words = [*container["args"], *(entry.get("value", "") for entry in container["env"])]
+        assert not [word for word in words if word.startswith("tcp://")]
+        assert {"scheduler", "worker", "client"} & {entry["value"].rpartition("/")[2] for entry in container["env"][:1]}
+        limit = container["resources"]["limits"]["memory"]
+        if container["name"] == "worker":  # the nanny ends a worker before the kernel does
+            assert (limit, container["args"][container["args"].index("--memory-limit") + 1]) == ("4608Mi", "4GiB")
+
+
+def test_names_that_objects_call_each_other_by() -> None:
+    every = documents()
+    (service,) = [document for document in every if document["kind"] == "Service"]
+    assert service["metadata"]["name"] == SERVICE
+    labels = [d["spec"]["template"]["metadata"]["labels"] for d in every if d["kind"] == "Deployment"]
+    assert sum(service["spec"]["selector"].items() <= found.items() for found in labels) == 1
+    (policy,) = [document for document in every if document["kind"] == "NetworkPolicy"]
+    drivers = [d["spec"].get("jobTemplate", d)["spec"]["template"] for d in every if d["kind"] in ("Job", "CronJob")]
+    for found in (*labels, *(driver["metadata"]["labels"] for driver in drivers)):
+        assert policy["spec"]["podSelector"]["matchLabels"].items() <= found.items()
+    # the operator's service has the name of the cluster
+    assert {d["metadata"]["name"] + "-scheduler" for d in every if d["kind"].startswith("Dask")} == {SERVICE}
+
+
+# --- a cluster on this machine ----------------------------------------------------------------------------------------
+
+
+def local(*arguments: object, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = unthreaded() | {"PYTHON": sys.executable, "PYTHONPATH": str(CLUSTER.parent)} | variables
+    return ended(CLUSTER / "local.sh", *arguments, timeout=120, cwd=cwd, env=environment)
+
+
+def servers(port: int) -> list[dict[str, Any]]:
+    """Processes of a scheduler or of workers at the port."""
+    every = (process.info for process in psutil.process_iter(["cmdline", "pid"]))
+    return [info for info in every if "dask" in (line := " ".join(info["cmdline"] or [])) and str(port) in line]
+
+
+@pytest.mark.system
+@pytest.mark.short
+def test_a_fit_on_it_uses_both_workers_and_all_of_it_ends(tmp_path: Path) -> None:
+    port = free_port()
+    text = (CLUSTER / "job.toml").read_text()
+    assert text.count("127.0.0.1:8786") == 1
+    assert text.count("n=4096") == 1
+    job = tmp_path / "job.toml"
+    job.write_text(text.replace("127.0.0.1:8786", f"127.0.0.1:{port}").replace("n=4096", "n=2048"))
+    done = local("-p", port, sys.executable, "-m", "dkrr.cli", "fit", job, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert len(summary["peak_rss_bytes"]) == 2
+    assert summary["score"]["rmse"][0] < 1.3
+    assert servers(port) == []
+    assert done.stderr.startswith(f"scheduler at tcp://127.0.0.1:{port}, 2 workers of 2GiB\n")
+
+
+@pytest.mark.system
+def test_workers_get_what_doctor_prints_and_do_not_spill(tmp_path: Path) -> None:
+    port = free_port()
+    python = tmp_path / "python"  # adds a line to what `dkrr doctor --env` prints, to be found again in the workers
+    python.write_text(
+        "#!/bin/sh\n"
+        f'case "$*" in *"doctor --env") "{sys.executable}" "$@" && echo "export FROM_DOCTOR=yes";; '
+        f'*) exec "{sys.executable}" "$@";; esac\n'
+    )
+    python.chmod(0o755)
+    script = tmp_path / "ask.py"
+    script.write_text(
+        "import json, os, dask\n"
+        "from distributed import Client\n"
+        f"client = Client('tcp://127.0.0.1:{port}')\n"
+        "client.wait_for_workers(3, timeout=60)\n"
+        "def ask():\n"
+        "    memory = dask.config.get('distributed.worker.memory')\n"
+        "    settings = [memory[key] for key in ('target', 'spill', 'pause')]\n"
+        "    return [os.environ.get(name) for name in ('FROM_DOCTOR', 'OPENBLAS_NUM_THREADS')], settings\n"
+        "limits = [w['memory_limit'] for w in client.scheduler_info(n_workers=-1)['workers'].values()]\n"
+        "print(json.dumps([sorted(client.run(ask).values()), limits, list(client.nthreads().values())]))\n"
+    )
+    done = local("-n", 3, "-m", "700MiB", "-p", port, sys.executable, script, cwd=tmp_path, PYTHON=str(python))
+    assert done.returncode == 0, done.stderr
+    answers, limits, threads = json.loads(done.stdout)
+    assert answers == [[["yes", "1"], [False, False, False]]] * 3
+    assert limits == [700 * 2**20] * 3
+    assert threads == [1, 1, 1]
+    assert servers(port) == []

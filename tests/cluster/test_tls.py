@@ -79,18 +79,17 @@ def test_a_fit_on_tls_goes_on_behind_a_killed_scheduler_and_equals_a_local_one(
     local = ByHandJob(tmp_path / "local")
     local.fit()
     slowly = "compute.cholesky.tile:1:sleep=0.05"
-    with by_hand(tmp_path / "servers", roles=certificates, DKRR_FAILPOINTS=slowly) as cluster:
+    with by_hand(tmp_path / "servers", certificates, DKRR_FAILPOINTS=slowly) as cluster:
         job = ByHandJob(tmp_path / "job", cluster.address, environment={"DASK_CONFIG": str(certificates / "client")})
         process = job.start_until_tiles(20)
-        cluster.kill_scheduler()
+        cluster.scheduler.kill()
         ended = finish(process, 30)
         assert ended.code == 6, ended.err
         assert "start the same job again" in ended.err
         cluster.wait_for_the_end_of_workers()  # Dask's behaviour: nothing of them reconnects
         written = job.fewer_than_all(20)
         cluster.start_scheduler()
-        cluster.start_worker()
-        cluster.start_worker()
+        cluster.start_workers()
         job.fit()
         assert written.items() <= job.tiles().items()  # no valid tile was written again
         assert is_identical(local, job)

@@ -1,8 +1,9 @@
-"""The demonstration leaves nothing behind."""
+"""Job files that are shipped are accepted and fit into what they ask for; the demonstration leaves nothing behind."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,33 +13,29 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dkrr.jobs.plan import plan
+from dkrr.jobs.spec import JobSpec
+from tests.cluster.helpers import ByHandJob
+
 ROOT = Path(__file__).parent.parent.parent
 DEMO = ROOT / "workflows" / "demo.py"
+JOBS = sorted([*ROOT.glob("workflows/*.toml"), *ROOT.glob("cluster/*.toml")])
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Where the demonstration works; empty before and after."""
-    (tmp_path / "work").mkdir()
-    return tmp_path / "work"
-
-
-def write_job(path: Path, num_rows: int = 600, tile_size: int = 200) -> Path:
-    path.write_text(
-        f'[data]\npath = "generate:friedman?n={num_rows}&d=5&seed=0"\nstandardize = true\n'
-        '[evaluate]\nfraction = 0.2\nmetric = "r2"\n'
-        '[model]\nkernel = "rbf"\ngamma = 0.05\nalpha = 0.01\n'
-        # tiles of a factor are what an interrupted fit leaves, and what the tests look at
-        f'[solver]\nname = "cholesky"\nprecision = "float64"\ntile_size = {tile_size}\n'
-        '[cluster]\nworkers = 1\nmemory_limit = "1GiB"\n'
-    )
-    return path
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.stem)
+def test_a_job_is_accepted_by_the_plan(job: Path, tmp_path: Path) -> None:
+    result = plan(JobSpec.load(shutil.copy(job, tmp_path)))
+    result.check()
+    assert result.refusal == ""
+    assert result.task_bytes <= 0.8 * result.memory_limit_bytes
+    assert result.num_test_rows > 0
 
 
 @pytest.mark.system
 @pytest.mark.short
-def test_ctrl_c_in_the_middle_of_a_real_fit(folder: Path, tmp_path: Path) -> None:
-    job = write_job(tmp_path / "middle.toml", num_rows=12_000, tile_size=256)
+def test_ctrl_c_in_the_middle_of_a_real_fit(tmp_path: Path) -> None:
+    job, folder = ByHandJob(tmp_path / "job", n=12_000, tile_size=256).file, tmp_path / "work"
+    folder.mkdir()
     process = subprocess.Popen(
         [sys.executable, str(DEMO), "--folder", str(folder), str(job)],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

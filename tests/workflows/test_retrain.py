@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import ast
 import configparser
+import contextlib
+import importlib.util
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dkrr.jobs import toml
 from dkrr.jobs.retrain_spec import RetrainSpec
+from tests.cluster.helpers import programs
 from tests.jobs.retrain.project import Project
 
 FOLDER = Path(__file__).parent.parent.parent / "workflows" / "retrain"
@@ -53,10 +60,13 @@ def of_cron() -> Recipe:
     return ["sh", "-c", command.replace(">> retrain.log", "")], HERE
 
 
+def cron_job() -> dict[str, Any]:
+    document: dict[str, Any] = pytest.importorskip("yaml").safe_load((FOLDER / "cronjob.yaml").read_text())
+    return document
+
+
 def of_kubernetes() -> Recipe:
-    yaml = pytest.importorskip("yaml")
-    document = yaml.safe_load((FOLDER / "cronjob.yaml").read_text())
-    (container,) = document["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    (container,) = cron_job()["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
     program, *arguments = container["args"]
     assert (program, container["workingDir"]) == ("dkrr", "/data")
     return [PROGRAM, *arguments], HERE
@@ -71,30 +81,23 @@ def of_slurm() -> Recipe:
 
 def constants(name: str) -> dict[str, Any]:
     """The literals that a recipe in Python assigns to names."""
-    tree = ast.parse((FOLDER / name).read_text())
-    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
-    return {node.targets[0].id: ast.literal_eval(node.value) for node in assigned if _is_literal(node)}  # type: ignore[attr-defined]
+    found: dict[str, Any] = {}
+    for node in ast.parse((FOLDER / name).read_text()).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            with contextlib.suppress(ValueError):
+                found[node.targets[0].id] = ast.literal_eval(node.value)
+    return found
 
 
-def _is_literal(node: ast.Assign) -> bool:
-    try:
-        ast.literal_eval(node.value)
-    except ValueError:
-        return False
-    return isinstance(node.targets[0], ast.Name)
-
-
-def of_airflow() -> Recipe:
-    found = constants("airflow_dag.py")
+def of_python(name: str) -> Recipe:
+    found = constants(name)
     return found["COMMAND"], found["FOLDER"]
 
 
-def of_dagster() -> Recipe:
-    found = constants("dagster_asset.py")
-    return found["COMMAND"], found["FOLDER"]
-
-
-RECIPES: list[Callable[[], Recipe]] = [of_systemd, of_cron, of_kubernetes, of_slurm, of_airflow, of_dagster]
+RECIPES: list[Callable[[], Recipe]] = [
+    of_systemd, of_cron, of_kubernetes, of_slurm,
+    partial(of_python, "airflow_dag.py"), partial(of_python, "dagster_asset.py"),
+]  # fmt: skip
 
 
 def test_the_example_is_accepted() -> None:
@@ -114,9 +117,7 @@ def test_only_what_another_attempt_can_mend_is_retried() -> None:
         assert constants(name)["RETRIED"] == (6, 75)
     prevented = unit("dkrr-retrain.service")["Service"]["RestartPreventExitStatus"]
     assert {int(code) for code in prevented.split()} == {1, 2, 3, 4, 5, 7, 8}
-    yaml = pytest.importorskip("yaml")
-    document = yaml.safe_load((FOLDER / "cronjob.yaml").read_text())
-    (fails, _) = document["spec"]["jobTemplate"]["spec"]["podFailurePolicy"]["rules"]
+    (fails, _) = cron_job()["spec"]["jobTemplate"]["spec"]["podFailurePolicy"]["rules"]
     assert fails["onExitCodes"]["operator"] == "NotIn"
     assert {6, 75} <= set(fails["onExitCodes"]["values"])
     assert not {1, 2, 3, 4, 5, 7, 8} & set(fails["onExitCodes"]["values"])
@@ -146,8 +147,7 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
 
 def test_kubernetes_accepts_the_manifest() -> None:
     validate = pytest.importorskip("kubernetes_validate")
-    yaml = pytest.importorskip("yaml")
-    document = yaml.safe_load((FOLDER / "cronjob.yaml").read_text())
+    document = cron_job()
     validate.validate(document, "1.31", strict=True)
     document["spec"]["shedule"] = document["spec"].pop("schedule")
     with pytest.raises(validate.ValidationError):
@@ -155,6 +155,21 @@ def test_kubernetes_accepts_the_manifest() -> None:
 
 
 # --- the commands, run ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A batch was delivered, and nothing done yet."""
+    project = Project(tmp_path / "p", cluster={"workers": 1, "memory_limit": "1GiB"})
+    (project.folder / "RETRAIN.toml").write_text(toml.dumps(project.document))
+    project.deliver("n1", seed=1)
+    return project
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """What stands in a reader's environment as ``dkrr``."""
+    return programs(tmp_path / "bin") / "dkrr"
 
 
 @pytest.mark.system
@@ -166,3 +181,43 @@ def test_the_command_retrains(recipe: Callable[[], Recipe], project: Project, pr
     assert done.returncode == 0, done.stderr
     assert "promoted" in done.stdout
     assert project.production is not None
+
+
+@pytest.mark.system
+@pytest.mark.timeout(2400)
+def test_the_prefect_flow_runs_without_a_server(project: Project, program: Path, tmp_path: Path) -> None:
+    """Interrupted at first, tried again, promoted; then a batch is refused, and the exit code is the command's."""
+    python = os.environ.get("DKRR_PREFECT_PYTHON", sys.executable)
+    if importlib.util.find_spec("prefect") is None and "DKRR_PREFECT_PYTHON" not in os.environ:
+        pytest.skip("Prefect is not installed, nor named by DKRR_PREFECT_PYTHON")
+    # where a reader would have copied it: its folder has no dkrr
+    flow = str(shutil.copy(FOLDER / "prefect_flow.py", tmp_path))
+    interrupted, calls = tmp_path / "dkrr", tmp_path / "calls"
+    interrupted.write_text(
+        f'#!/bin/sh\necho "$@" >> {calls}\n[ $(wc -l < {calls}) -gt 1 ] && exec {program} "$@"\n'
+        "echo 'error: interrupted' >&2\nexit 75\n"
+    )
+    interrupted.chmod(0o755)
+    # nothing of this machine's Prefect
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_") and k != "PYTHONPATH"}
+    own = {"PREFECT_HOME": str(tmp_path / "home"), "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
+
+    def run(command: Path) -> tuple[int, str]:
+        done = subprocess.run(
+            [python, flow, job, "--dkrr", str(command)], cwd=tmp_path, env={**kept, **own, "DKRR_RETRY_SECONDS": "1,1"},
+            capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
+        return done.returncode, done.stdout + done.stderr
+
+    job = str(project.folder / "RETRAIN.toml")
+    code, said = run(interrupted)
+    assert code == 0, said
+    assert len(calls.read_text().splitlines()) == 2
+    first = project.production
+    assert first is not None
+    assert f"demo: promoted, production {first}" in said
+    project.deliver("n2", seed=2, change=lambda rows: rows * 100)
+    code, said = run(program)
+    assert code == 7, said
+    assert "dkrr retrain ended with 7: error: demo:" in said
+    assert project.production == first

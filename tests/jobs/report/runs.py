@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import dkrr.jobs.run
-from dkrr.engine.tasks import InProcessExecutor
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.run_directory import RunDirectory
 from dkrr.jobs.spec import JobSpec
+from tests.jobs.retrain.project import in_process
 
 __all__ = ["HOSTILE", "fit_here", "write_rows"]
 
@@ -30,11 +27,6 @@ def write_rows(path: Path, num_rows: int = 400, num_features: int = 3, *, names:
     lines = [",".join(f"{value:.9g}" for value in row) for row in np.column_stack([X, y])]
     path.write_text("\n".join([",".join(header), *lines]) + "\n")
     return path
-
-
-@contextlib.contextmanager
-def _in_process(job: JobSpec, store: str | None = None) -> Iterator[InProcessExecutor]:
-    yield InProcessExecutor()
 
 
 def fit_here(folder: Path, name: str = "run", progress: Any = None, **tables: Any) -> RunDirectory:
@@ -53,7 +45,7 @@ def fit_here(folder: Path, name: str = "run", progress: Any = None, **tables: An
     changed = {table: document.get(table, {}) | keys for table, keys in tables.items() if keys is not None}
     document = {table: keys for table, keys in (document | changed).items() if tables.get(table, ()) is not None}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dkrr.jobs.run, "job_executor", _in_process)
+        in_process(patch)
         job = JobSpec.from_dict(document, base=folder)
         fit_job(job, progress=progress)
     return RunDirectory(job.directory)

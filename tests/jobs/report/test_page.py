@@ -1,18 +1,28 @@
-"""The report of a run: every section with the run's own numbers, of runs in every state, in one file that is safe."""
+"""The report of a run: every section with the run's own numbers, of runs in every state, in one file that is safe.
+
+In a headless Chromium nothing is fetched, nothing complained of, nothing too wide, light and dark.
+"""
 
 from __future__ import annotations
 
+import html
 import json
 import logging
+import math
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dkrr.errors import InterruptedRunError, NotPositiveDefiniteError
+from dkrr.jobs.charts import Chart, axis
 from dkrr.jobs.page import render_report, write_report
 from dkrr.jobs.run_directory import RunDirectory, Status, read_status
 from tests.jobs.report.runs import HOSTILE, fit_here, write_rows
@@ -240,3 +250,106 @@ def test_it_stays_small_whatever_the_run_is_like(direct: RunDirectory, tmp_path:
     page = Page(data.decode())
     assert refused(page) == []
     assert len(page.ids) == len(set(page.ids))
+
+
+# --- charts: values are where they belong -----------------------------------------------------------------------------
+
+finite = st.floats(allow_nan=False, allow_infinity=False, width=64)
+
+
+@given(st.lists(finite, max_size=20), st.booleans(), st.booleans(), st.booleans())
+def test_an_axis_holds_all_values(values: list[float], log: bool, zero: bool, tight: bool) -> None:
+    values = [abs(value) or 1.0 for value in values] if log else values
+    found = axis(values, 50.0, 390.0, log=log, zero=zero and not log, tight=tight and not log)
+    assert found.low < found.high
+    assert 1 <= len(found.ticks) == len(found.labels) <= 15
+    assert all(50.0 <= found.at(value) <= 390.0 for value in values)
+
+
+def chart(mark: Any, x: list[Any], *columns: list[Any], **given: Any) -> Chart:
+    values = {f"name{k or ''}": column for k, column in enumerate(columns)}
+    return Chart(mark=mark, x=x, columns=values, **{"title": "t", "sentence": "s", "x_label": "x"} | given)
+
+
+def points_of(path: str) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in re.findall(r"[ML]([\d.-]+) ([\d.-]+)", path)]
+
+
+def test_a_curve_goes_through_its_points_and_has_gaps() -> None:
+    lines = chart("line", [0, 1, 2, 3], [0, 10, None, 5], [1, None, None, 2], levels=[(8, "limit")])
+    (_, path), (_, other) = lines.picture["curves"]
+    first = points_of(path)
+    assert [x for x, _ in first] == sorted(x for x, _ in first)
+    assert first[0][1] > first[2][1] > first[1][1]  # heights grow upwards
+    assert (len(lines.picture["names"]), len(points_of(other))) == (2, 2)
+    assert path.count("M") == 2  # the gap
+    assert lines.picture["levels"][0][1] == "limit"
+    assert lines.table.rows == [("0", "0", "1"), ("1", "10", "\u2013"), ("2", "\u2013", "\u2013"), ("3", "5", "2")]
+
+
+def test_a_histogram_and_points() -> None:
+    bars = chart("histogram", [0, 1, 2], [3, 6])
+    first, second = (bar[3] for bar in bars.picture["bars"])
+    assert second == pytest.approx(2 * first, rel=0.01)
+    assert bars.table.rows == [("0 to 1", "3"), ("1 to 2", "6")]
+    ((_, path),) = chart("point", [1, 2, math.nan], [1, 2, 1]).picture["curves"]
+    assert len(points_of(path)) == 2
+    for x, y in points_of(path):  # what is predicted rightly is on the line
+        assert y == pytest.approx(202 - 190 * (x - 52) / 336, abs=0.2)
+
+
+# --- in a browser -----------------------------------------------------------------------------------------------------
+
+PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+WIDTHS = (390, 1280)
+# frames have the width of a screen and the policy of their page; this page has none, and looks into them
+LOOK = """<script>
+const sizes = e => e.getBoundingClientRect();
+const wide = (e, most) => !e.closest('.skip') && sizes(e).width > 0 && (sizes(e).right > most + 0.5
+  || e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).overflowX !== 'visible' && e.clientWidth > 0);
+onload = () => { document.body.textContent = JSON.stringify([...document.querySelectorAll('iframe')].map(frame => {
+  const page = frame.contentDocument, most = frame.clientWidth;
+  return {scrolls: page.documentElement.scrollWidth > most, background: getComputedStyle(page.body).backgroundColor,
+          fetched: frame.contentWindow.performance.getEntriesByType('resource').map(e => e.name),
+          wide: [...page.querySelectorAll('body *')].filter(e => wide(e, most)).map(e => e.outerHTML.slice(0, 80))};
+})) }
+</script>"""
+
+
+@pytest.fixture(scope="module")
+def frames(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Reports of a direct fit, of an iteration, and of a run that failed early, in frames of each width."""
+    folder = tmp_path_factory.mktemp("runs")
+    names = (HOSTILE, "a_name_without_any_place_to_break_it_" * 4, "x")
+    write_rows(folder / "rows.csv", num_rows=700, names=names)
+    direct = fit_here(folder, "direct")
+    iterated = fit_here(folder, "iterated", solver={"name": "cg", "rank": 20}, evaluate={"leave_one_out": True})
+    failed = RunDirectory(folder / "runs" / ("failed_" + "x" * 100))
+    error = {"type": "DataError", "message": "no_place_to_break_" * 30, "hint": "scale the features"}
+    failed.write("status.json", Status(state="failed", error=error).to_dict())
+    write_report(failed)
+    pages = [f"file://{run.location}/report.html" for run in (direct, iterated, failed)]
+    style = "border: 0; height: 900px; width"
+    tags = [f'<iframe style="{style}: {width}px" src="{page}"></iframe>' for page in pages for width in WIDTHS]
+    (folder / "frames.html").write_text("".join(tags) + LOOK)
+    return folder / "frames.html"
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_every_report(frames: Path, dark: bool) -> None:
+    if PROGRAM is None:
+        pytest.skip("no Chromium on this machine")
+    command = [
+        PROGRAM, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom",
+        "--allow-file-access-from-files", "--virtual-time-budget=10000", f"--user-data-dir={frames.parent}/profile",
+        "--host-resolver-rules=MAP * ~NOTFOUND", f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+        frames.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" not in done.stderr
+    seen = json.loads(html.unescape(done.stdout.partition("<body>")[2].partition("</body>")[0]))
+    assert len(seen) == 3 * len(WIDTHS)
+    for page in seen:
+        assert (page["scrolls"], page["fetched"], page["wide"]) == (False, [], [])
+        assert (sum(map(int, page["background"].strip("rgb()").split(","))) < 200) == dark
