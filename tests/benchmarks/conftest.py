@@ -26,13 +26,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    figures = list(config.stash.setdefault(FIGURES, []))
-    # a test that ended before it had a figure is a line too: failed, or skipped with its reason
-    for outcome in ("failed", "error", "skipped"):
-        for report in terminalreporter.stats.get(outcome, []):
-            if "measure" in getattr(report, "keywords", {}):
-                reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else "see above"
-                figures.append((outcome.upper(), report.nodeid.rpartition("::")[2], reason, ""))
+    figures = config.stash.setdefault(FIGURES, [])
     if figures:
         terminalreporter.section("measured figures")
         for line in table_lines([("", "line", "figure", "bar"), *figures]):

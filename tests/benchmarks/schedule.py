@@ -6,14 +6,10 @@ tiles of a kernel that is evaluated on the fly. A few seconds for 100,000 rows, 
 
 from __future__ import annotations
 
-import click
-
 from dkrr.fit.rates import TileSeconds, choose_split, choose_tiles, nominal_machine, simulate
 from dkrr.linalg.direct import Split
 from dkrr.linalg.workspace import choose_tile_size
 from dkrr.tiles import TileGrid
-
-__all__ = ["row", "table"]
 
 ROWS, WORKERS = (100_000, 1_000_000), (8, 32, 100, 400)
 
@@ -53,12 +49,5 @@ def table(rows: tuple[int, ...] = ROWS, workers: tuple[int, ...] = WORKERS) -> l
     return [f"| {' | '.join(cells)} |" for cells in lines]
 
 
-@click.command()
-def main() -> None:
-    """Print the table."""
-    for line in table():
-        click.echo(line)
-
-
 if __name__ == "__main__":
-    main()
+    print(*table(), sep="\n")

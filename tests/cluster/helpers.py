@@ -40,11 +40,37 @@ def programs(folder: Path) -> Path:
     for name, module in {"dkrr": "-m dkrr.cli ", "dask": "-m dask ", "python": ""}.items():
         command = folder / name
         command.write_text(
-            f"#!/bin/sh\nexport PYTHONPATH={shlex.quote(import_path())}\n"
+            f"#!/bin/sh\nexport PYTHONPATH={shlex.quote(os.environ['PYTHONPATH'])}\n"
             f'exec {shlex.quote(sys.executable)} {module}"$@"\n'
         )
         command.chmod(0o755)
     return folder
+
+
+def ended(*command: object, timeout: float = 120.0, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A command that came to its end."""
+    words = [str(word) for word in command]
+    return subprocess.run(words, capture_output=True, text=True, timeout=timeout, check=False, **options)
+
+
+def verified(folder: Path, units: list[Path], changes: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """What systemd says of units in which some texts are replaced."""
+    for unit in units:
+        text = unit.read_text()
+        for old, new in changes.items():
+            text = text.replace(old, new)
+        (folder / unit.name).write_text(text)
+    return ended("systemd-analyze", "verify", "--man=no", *(folder / unit.name for unit in units))
+
+
+def problem(document: dict[str, Any]) -> str:
+    """What Kubernetes would not accept in an object, unknown fields included; "" for nothing."""
+    validation = pytest.importorskip("kubernetes_validate")
+    try:
+        validation.validate(document, "1.31", strict=True)
+    except validation.ValidationError as exc:
+        return str(exc.message)
+    return ""
 
 
 @dataclass
@@ -75,17 +101,12 @@ class ByHandJob:
     def file(self) -> Path:
         return self.folder / "job.toml"
 
-    @property
-    def model(self) -> Path:
-        return self.folder / "runs/job/model.zarr"
-
     def command(self) -> Command:
         return Command(["fit", str(self.file)], environment=self.environment or {})
 
-    def fit(self, seconds: float = 120.0) -> Any:
-        ended = self.command().run(seconds)
-        assert ended.code == 0, ended.err
-        return ended
+    def fit(self) -> None:
+        done = self.command().run(120.0)
+        assert done.code == 0, done.err
 
     def start_until_tiles(self, count: int) -> subprocess.Popen[str]:
         """Start the command; it runs, and so many tiles of its factor are there."""
@@ -99,14 +120,6 @@ class ByHandJob:
         found = times(self.folder / "runs/store/factors")
         return {key: when for key, when in found.items() if "-sums" not in key}
 
-    def predictions(self) -> bytes:
-        """What the model says of new rows, as the bytes of the file that `dkrr predict` writes."""
-        out = self.folder / "out.npy"
-        rows = "generate:friedman?n=300&d=5&seed=1"
-        ended = Command(["predict", str(self.model), rows, "-o", str(out)]).run(120)
-        assert ended.code == 0, ended.err
-        return out.read_bytes()
-
     def fewer_than_all(self, least: int) -> dict[str, int]:
         """The tiles that an interrupted run has left: at least so many, and not all."""
         found, num_rows = self.tiles(), -(-self.n * 9 // 10 // self.tile_size)
@@ -115,12 +128,12 @@ class ByHandJob:
 
 
 def is_identical(first: ByHandJob, second: ByHandJob) -> bool:
-    """Whether factor, model and predictions are the same to the last bit."""
+    """Whether factor and model are the same to the last bit."""
     factors = [contents(job.folder / "runs/store/factors") for job in (first, second)]
-    models = [contents(job.model) for job in (first, second)]
+    models = [contents(job.folder / "runs/job/model.zarr") for job in (first, second)]
     assert factors[0]
     assert models[0]
-    return factors[0] == factors[1] and models[0] == models[1] and first.predictions() == second.predictions()
+    return factors[0] == factors[1] and models[0] == models[1]
 
 
 START_SECONDS = 60.0
@@ -131,11 +144,6 @@ def free_port() -> int:
     """A port of the loopback interface that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
-
-
-def import_path() -> str:
-    """What a child process needs as PYTHONPATH to import what this one can."""
-    return os.pathsep.join(filter(None, sys.path))
 
 
 class ByHand:
@@ -150,7 +158,7 @@ class ByHand:
         self.folder, self.roles, self.environment = folder, roles, environment
         self.port = free_port()
         self.address = f"tls://{HOST}:{self.port}"
-        self.processes, self.workers = list[subprocess.Popen[bytes]](), list[subprocess.Popen[bytes]]()
+        self.processes = list[subprocess.Popen[bytes]]()
 
     def start_scheduler(self) -> None:
         """Start the scheduler, at the same address every time, and wait until it listens."""
@@ -167,12 +175,7 @@ class ByHand:
         """Start two workers of one thread and 1 GiB with their nannies; they register a second or two later."""
         options = ["--nthreads", "1", "--memory-limit", "1GiB", "--death-timeout", "60"]
         for _ in range(2):
-            self.workers.append(self._start("worker", self.address, *options, "--local-directory", str(self.folder)))
-
-    def wait_for_the_end_of_workers(self, seconds: float = 60.0) -> None:
-        """Workers that lose their scheduler close, and so do their nannies."""
-        wait_until(lambda: all(worker.poll() is not None for worker in self.workers), seconds)
-        self.workers.clear()
+            self._start("worker", self.address, *options, "--local-directory", str(self.folder))
 
     def close(self) -> None:
         """End everything: politely, then by force."""
@@ -189,13 +192,13 @@ class ByHand:
                 child.kill()
 
     def _start(self, kind: str, *arguments: str) -> subprocess.Popen[bytes]:
-        own = {"PYTHONPATH": import_path(), "DASK_CONFIG": str(self.roles / kind)}
+        environment = {**os.environ, **self.environment, "DASK_CONFIG": str(self.roles / kind)}
         options = ["--host", f"tls://{HOST}", "--no-dashboard", "--dashboard-address", "127.0.0.1:0"]
         with open(self.folder / f"{kind}-{len(self.processes)}.log", "wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "dask", kind, *arguments, *options],
                 cwd=self.folder,  # what lies where the tests are run must not be imported in place of PYTHONPATH
-                env={**os.environ, **self.environment, **own},
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

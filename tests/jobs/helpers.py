@@ -8,8 +8,6 @@ from typing import Any
 
 from dkrr.jobs.spec import JobSpec
 
-__all__ = ["Make", "job_maker"]
-
 Make = Callable[..., JobSpec]
 
 

@@ -25,7 +25,6 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]
 NUM_TILES = 55
 CANARY = "canary-5f1c9e07"
 STALE = {"DKRR_STALE_SECONDS": "6"}
-SLOW = "draft*/c/*:1:sleep=1"
 JOB = """[data]
 path = "generate:friedman?n=640&d=5&seed=0"
 standardize = true
@@ -56,11 +55,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             os.kill(record["pid"], signal.SIGKILL)
 
 
-@pytest.fixture
-def run(folder: Path) -> RunDirectory:
-    return RunDirectory(folder / "runs/job")
-
-
 def dkrr(*arguments: str, seconds: float = 60.0) -> Run:
     return Command([*arguments], environment=STALE).run(seconds)
 
@@ -71,8 +65,9 @@ def tiles(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.short
-def test_a_run_outlives_the_shell_and_the_driver(folder: Path, run: RunDirectory) -> None:
-    secrets = {"AWS_SECRET_ACCESS_KEY": CANARY, "DKRR_CANARY": CANARY, "DKRR_FAILPOINTS": SLOW}
+def test_a_run_outlives_the_shell_and_the_driver(folder: Path) -> None:
+    run = RunDirectory(folder / "runs/job")
+    secrets = {"AWS_SECRET_ACCESS_KEY": CANARY, "DKRR_CANARY": CANARY, "DKRR_FAILPOINTS": "draft*/c/*:1:sleep=1"}
     environment = {**os.environ, **STALE, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **secrets}
     script = f"{sys.executable} -m dkrr.cli submit job.toml; echo code $?"
     shell = subprocess.Popen(

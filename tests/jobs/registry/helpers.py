@@ -8,8 +8,6 @@ import numpy as np
 
 from dkrr import KernelRidge
 
-__all__ = ["ROWS", "make_model"]
-
 ROWS = np.random.default_rng(3).standard_normal((40, 3))
 
 

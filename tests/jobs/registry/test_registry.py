@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from dkrr.errors import DkrrError, LockedError, StoreError
 from dkrr.jobs.predict import predict_job
 from dkrr.jobs.registry import ModelRegistry, NamedModel, Reference
 from dkrr.store.files import list_keys, read_key
-from tests.faults import failing_at
+from tests.faults import failing_at, flip
 from tests.jobs.registry.helpers import ROWS, make_model
 from tests.s3 import Bucket, bucket, s3_server
 
@@ -95,13 +95,11 @@ def test_a_damaged_version_is_neither_published_nor_promoted(
     model: NamedModel, saved: list[str], tmp_path: Path
 ) -> None:
     bad = Path(shutil.copytree(saved[0], tmp_path / "bad.zarr"))
-    chunk = next(path for path in bad.glob("dual_coef/c/*/*"))
-    chunk.write_bytes(chunk.read_bytes()[:-1] + b"\0")
+    flip(next(bad.glob("dual_coef/c/*/*")))
     with pytest.raises(StoreError, match="damaged"):
         model.add(str(bad))
     version = model.add(saved[0])
-    chunk = next(Path(version.model_path).glob("dual_coef/c/*/*"))
-    chunk.write_bytes(chunk.read_bytes()[:-1] + b"\0")
+    flip(next(Path(version.model_path).glob("dual_coef/c/*/*")))
     with pytest.raises(StoreError, match="damaged"):
         model.promote(version.id)
     # a whole model that is another one than was published
@@ -120,11 +118,8 @@ def test_of_many_changes_at_once_none_is_lost(model: NamedModel, saved: list[str
             model.change(lambda aliases: aliases.moved(**{alias: version}), why="test")
             model.change(lambda aliases: aliases.moved(**{alias: None}), why="test")
 
-    threads = [threading.Thread(target=work, args=(alias,)) for alias in "abcdef"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(work, "abcdef"))
     done = model.change(lambda aliases: aliases, why="look")
     assert done.epoch == 60
     assert [entry["epoch"] for entry in done.history] == list(range(1, 61))

@@ -10,10 +10,8 @@ import pytest
 
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.run_directory import RunDirectory
-from dkrr.jobs.spec import JobSpec
+from tests.jobs.helpers import job_maker
 from tests.jobs.retrain.project import in_process
-
-__all__ = ["HOSTILE", "fit_here", "write_rows"]
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -24,8 +22,7 @@ def write_rows(path: Path, num_rows: int = 400, num_features: int = 3, *, names:
     X = draws.standard_normal((num_rows, num_features))
     y = 40 + 5 * np.sin(X[:, 0]) + X[:, 1] * X[:, -1] + 0.1 * draws.standard_normal(num_rows)
     header = [*(names or [f"x{k}" for k in range(num_features)]), "target"]
-    lines = [",".join(f"{value:.9g}" for value in row) for row in np.column_stack([X, y])]
-    path.write_text("\n".join([",".join(header), *lines]) + "\n")
+    np.savetxt(path, np.column_stack([X, y]), fmt="%.9g", delimiter=",", header=",".join(header), comments="")
     return path
 
 
@@ -42,10 +39,9 @@ def fit_here(folder: Path, name: str = "run", progress: Any = None, **tables: An
         "cluster": {"workers": 1},
         "output": {"directory": str(folder / "runs" / name)},
     }
-    changed = {table: document.get(table, {}) | keys for table, keys in tables.items() if keys is not None}
-    document = {table: keys for table, keys in (document | changed).items() if tables.get(table, ()) is not None}
+    kept = {table: keys for table, keys in document.items() if tables.get(table, ()) is not None}
+    job = job_maker(kept, folder)(**{table: keys for table, keys in tables.items() if keys is not None})
     with pytest.MonkeyPatch.context() as patch:
         in_process(patch)
-        job = JobSpec.from_dict(document, base=folder)
         fit_job(job, progress=progress)
     return RunDirectory(job.directory)

@@ -21,16 +21,13 @@ from dkrr.jobs.retrain import RetrainSummary, retrain
 from dkrr.jobs.retrain_spec import RetrainSpec
 from tests.faults import contents
 
-__all__ = ["COLUMNS", "Project", "check_production", "in_process", "rows_of", "state"]
-
 COLUMNS = ("a", "b", "c", "y")
-D = 3
 
 
 def rows_of(seed: int, num_rows: int) -> np.ndarray:
     """Features of different spread, and a target that depends on all of them (m, 4)."""
     random = np.random.default_rng(seed)
-    X = random.standard_normal((num_rows, D)) * [1.0, 3.0, 0.2] + [0.0, 10.0, -1.0]
+    X = random.standard_normal((num_rows, 3)) * [1.0, 3.0, 0.2] + [0.0, 10.0, -1.0]
     y = np.sin(X[:, 0]) + 0.2 * (X[:, 1] - 10) + 2 * X[:, 2] + 0.05 * random.standard_normal(num_rows)
     return np.column_stack([X, y])
 
