@@ -82,11 +82,6 @@ def finished(run: RunDirectory) -> None:
     ended(run, "finished", 0)
 
 
-def driven(run: RunDirectory) -> None:
-    """A driver of this machine that lives: the process that has started this one."""
-    run.write("driver.json", {"token": "t", "epoch": 1, "counter": 0, "owner": process_record(os.getppid())})
-
-
 # --- submit and resume ------------------------------------------------------------------------------------------------
 
 
@@ -148,7 +143,8 @@ def test_wait_ends_with_the_code_of_the_run(run: RunDirectory) -> None:
 def test_looking_goes_on_until_the_run_ends_and_ctrl_c_detaches(
     command: tuple[str, ...], run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driven(run)
+    # a driver of this machine that lives: the process that has started this one
+    run.write("driver.json", {"token": "t", "epoch": 1, "counter": 0, "owner": process_record(os.getppid())})
     write_status(run, Status(state="running", epoch=1, phase="gram"))
 
     def interrupt(_: float) -> None:

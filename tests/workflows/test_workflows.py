@@ -16,7 +16,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Callable
 from functools import partial
@@ -31,6 +30,7 @@ from dkrr.jobs.plan import plan
 from dkrr.jobs.retrain_spec import RetrainSpec
 from dkrr.jobs.spec import JobSpec
 from tests.cluster.helpers import ByHandJob, ended, problem, programs, verified
+from tests.faults import wait_until
 from tests.jobs.retrain.project import Project
 
 ROOT = Path(__file__).parent.parent.parent
@@ -58,11 +58,9 @@ def test_ctrl_c_in_the_middle_of_a_real_fit(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 60
-        while not any(folder.glob(".demo-*/runs/store/factors/*/c/*/*")):
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline, "no tile of the factor appeared"
-            time.sleep(0.05)
+        tiles = ".demo-*/runs/store/factors/*/c/*/*"
+        wait_until(lambda: process.poll() is not None or any(folder.glob(tiles)), 60)
+        assert process.poll() is None, process.communicate()
         children = psutil.Process(process.pid).children(recursive=True)
         assert children, "there are worker processes"
         process.send_signal(signal.SIGINT)

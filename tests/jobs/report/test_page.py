@@ -169,8 +169,9 @@ def test_an_interrupted_run_and_what_its_second_attempt_found(tmp_path: Path) ->
 
 
 def test_a_run_that_runs_and_one_that_was_lost(direct: RunDirectory) -> None:
-    status = read_status(direct)
-    status = replace(status, state="running", exit_code=None, phase="factorise", tasks_done=3, tasks_total=6)
+    status = replace(
+        read_status(direct), state="running", exit_code=None, phase="factorise", tasks_done=3, tasks_total=6
+    )
     reason = "its driver, process 1 on b, is gone"
     running = Page(render_report(direct, status))
     assert "was running in the phase factorise" in running.text
