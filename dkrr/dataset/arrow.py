@@ -192,13 +192,22 @@ class ParquetTable(ArrowTable):
 
     def _as_in_first(self, array: Any, column: int, file: Path) -> Any:
         kind = self.label_type(column)
+        array = array.cast(array.type.value_type) if pa.types.is_dictionary(array.type) else array
+        if array.type == kind:
+            return array
         try:
-            return array.cast(kind)
-        except ValueError as exc:
+            found = array.cast(kind)
+            # a cast that loses nothing leads back: Arrow itself lets true be 2, and days be hours
+            same = pc.or_kleene(pc.is_null(array, nan_is_null=True), pc.equal(found.cast(array.type), array))
+            if len(array) > array.null_count and not pc.all(same).as_py():
+                first = array.filter(pc.invert(same))[0]
+                raise pa.ArrowInvalid(f"{first} would be {found.filter(pc.invert(same))[0]}")
+        except (ValueError, NotImplementedError) as exc:
             raise DataError(
                 f"column {self.names[column]!r} of {file} has values that are no {kind}, as in {self._files[0]}; {exc}",
                 hint="write files of one schema",
             ) from exc
+        return found
 
     def label_type(self, column: int, *, as_text: bool = True) -> Any:
         name = self.names[column]

@@ -287,8 +287,8 @@ class Chi2(Kernel):
                     column, row = a[rows, np.newaxis], b[columns]
                     np.add(column, row, out=total)
                     np.subtract(column, row, out=term)
-                    np.multiply(term, term, out=term)
-                    np.divide(term, total, out=term)
+                    np.divide(term, total, out=total)  # in this order no square of small features underflows
+                    np.multiply(term, total, out=term)
                     np.subtract(strip, term, out=strip)
             finally:
                 np.setbufsize(previous)

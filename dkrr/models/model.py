@@ -228,8 +228,8 @@ class Model:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names by which rows to predict are matched; () for none, also of a precomputed matrix."""
-        return () if self.kernel is None or "feature_names" in self.made_up else tuple(self.feature_names)
+        """Names by which rows to predict, or the columns of k(Z, X), are matched; () for none."""
+        return () if "feature_names" in self.made_up else tuple(self.feature_names)
 
     @property
     def named_targets(self) -> tuple[str, ...]:
@@ -365,7 +365,7 @@ class Model:
 
     def matched(self, X: Any) -> Any:
         """The model's columns of a frame, by name and in their order; of what has no names all columns."""
-        X = X if self.kernel is None else matched_columns(X, self.names, "X")  # a given matrix has no names
+        X = matched_columns(X, self.names, "X")
         return X.to_dask_array() if hasattr(type(X), "to_dask_array") else X
 
     def predict_rows(self, block: Floats, first_row: int = 0) -> Floats:

@@ -214,7 +214,7 @@ def rows_to_predict(estimator: Any, X: Any, model: Model) -> Any:
     brought there.
     """
     is_text = all(isinstance(label, str) for label in frame_labels(X) or ())
-    if model.kernel is not None and not (is_text and hasattr(estimator, "feature_names_in_")):
+    if not (is_text and hasattr(estimator, "feature_names_in_")):
         X = matched_columns(X, model.names, "X")
     is_plain = isinstance(X, np.ndarray) and not isinstance(X, np.ma.MaskedArray) and X.dtype.kind in "biuf"
     with _explaining() as theirs:

@@ -141,12 +141,19 @@ def test_targets_of_a_data_set_are_matched_by_name(tmp_path: Path) -> None:
     run("evaluate", tmp_path / "model.zarr", tmp_path / "other.zarr", exits=4, said="has no targets 'z'")
 
 
-def test_a_precomputed_matrix_has_no_names(tmp_path: Path) -> None:
-    est = dkrr.KernelRidge(kernel="precomputed", alpha=1.0).fit(pd.DataFrame(X @ X.T, columns=map(str, range(120))), Y)
+def test_columns_of_a_given_matrix_are_matched_by_name(tmp_path: Path) -> None:
+    names = [f"mol{j}" for j in range(120)]
+    matrix = pd.DataFrame(X @ X.T, columns=names)
+    est = dkrr.KernelRidge(kernel="precomputed", alpha=1e-3).fit(matrix, Y)
     est.save(tmp_path / "model.zarr")
-    data = csv(pd.DataFrame(X[:5] @ X.T, columns=[f"k{j}" for j in range(120)]), tmp_path / "K.csv")
-    run("predict", tmp_path / "model.zarr", data, "-o", tmp_path / "out.npy")
-    assert len(np.load(tmp_path / "out.npy")) == 5
+    mixed = matrix[[names[j] for j in RNG.permutation(120)]]
+    np.testing.assert_allclose(dkrr.load_model(tmp_path / "model.zarr").predict(mixed), est.predict(matrix), rtol=1e-9)
+    run("evaluate", tmp_path / "model.zarr", csv(mixed.assign(y=Y), tmp_path / "all.csv"), "--metric", "r2", said="r2")
+    for data, code in ((mixed, 0), (matrix.to_numpy(), 0), (mixed.rename(columns={"mol3": "other"}), 4)):
+        path = csv(pd.DataFrame(data), tmp_path / "K.csv", header=isinstance(data, pd.DataFrame))
+        run("predict", tmp_path / "model.zarr", path, "-o", tmp_path / "out.npy", "--overwrite", exits=code)
+        if code == 0:
+            np.testing.assert_allclose(np.load(tmp_path / "out.npy"), est.predict(matrix), rtol=1e-6)
 
 
 # --- Python --------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import pytest
 
 import dkrr
 from dkrr.errors import DataError
+from tests.contract.helpers import run
 
 
 def write(path: Path, **columns: Any) -> Path:
@@ -111,3 +112,23 @@ def test_a_job_sees_what_changes_in_a_subfolder(tmp_path: Path) -> None:
     write(file, x=[3.0, 4.0, 5.0])
     after = open_data(data, tmp_path / "store")
     assert (before.num_rows, after.num_rows) == (2, 3)
+
+
+LOSSY: dict[str, tuple[pa.Array, pa.Array]] = {
+    "booleans, then codes": (pa.array([True, False]), pa.array([1, 2])),
+    "days, then hours": (pa.array([0, 1], pa.date32()), pa.array([0, 3_600_000], pa.timestamp("ms"))),
+    "cents, then fractions": (pa.array(["1.10", "2.20"]).cast(pa.decimal128(10, 2)), pa.array([1.25, 0.004])),
+    "float32, then float64": (pa.array([1, 2], pa.float32()), pa.array([1.0, 123456789.0])),
+    "numbers, then text": (pa.array([1, 2]), pa.array(["1", "007"])),
+}
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_values_of_a_later_file_that_its_first_cannot_hold_are_no_other_values(name: str, tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    for number, kept in enumerate(LOSSY[name]):
+        pq.write_table(pa.table({"x": [0.0, number], "kept": kept}), tmp_path / f"rows/{number}.parquet")
+    dkrr.KernelRidge().fit(pd.DataFrame({"x": np.arange(5.0)}), np.arange(5.0)).save(tmp_path / "model.zarr")
+    given = ["predict", tmp_path / "model.zarr", tmp_path / "rows", "-o", tmp_path / "out.csv", "--keep", "kept"]
+    run(*given, exits=4, said=("column 'kept'", "1.parquet", "one schema"))
+    run("ingest", tmp_path / "rows", tmp_path / "d.zarr", "--target", "kept", "--one-hot", exits=4, said="one schema")

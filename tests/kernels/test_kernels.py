@@ -78,6 +78,12 @@ def test_only_positive_numbers_and_kernels_combine() -> None:
         RBF() + Precomputed()
 
 
+def test_chi2_of_features_whose_squares_underflow() -> None:
+    unit, rows = 1e-160, np.random.default_rng(0).random((9, 4))
+    found = make_kernel("chi2", gamma=1 / unit).block(unit * rows, unit * rows)
+    np.testing.assert_allclose(found, make_kernel("chi2").block(rows, rows), rtol=1e-13)
+
+
 def test_resolve_decides_gamma_and_checks_the_length_scales() -> None:
     assert RBF().resolve(4) == RBF(gamma=0.25)
     assert (2 * RBF() * make_kernel("poly")).resolve(4) == 2 * RBF(gamma=0.25) * make_kernel("poly", gamma=0.25)
