@@ -453,13 +453,23 @@ def _fields(table: Table, layout: Layout, labels: _Labels | None) -> dict[str, A
         made_up.append("target_names")
     return {
         "made_up": tuple(made_up),
-        "places": (layout.features, layout.targets, () if layout.weight is None else (layout.weight,)),
+        "places": _places(table, layout),
         "feature_names": tuple(table.names[j] for j in layout.features),
         "target_names": names if labels is None else tuple(f"{names[0]}={label}" for label in labels.classes),
         "weight_name": None if layout.weight is None else table.names[layout.weight],
         "classes": table.classes if labels is None else labels.classes,
         "y_is_1d": layout.y_is_1d and labels is None,
     }
+
+
+def _places(table: Table, layout: Layout) -> tuple[tuple[int, ...], ...]:
+    """Where features, targets and weights stood in the first source: of a data set where that one's stood."""
+    parts = (layout.features, layout.targets, () if layout.weight is None else (layout.weight,))
+    features, targets, weights = table.places or ((), (), ())
+    first = [*features, *(targets * len(table.target or ()) if table.classes else targets), *weights]
+    if len(first) != len(table.names):
+        return parts
+    return tuple(tuple(dict.fromkeys(first[j] for j in part)) for part in parts)
 
 
 def _as_before(base: Dataset, table: Table, **given: Any) -> dict[str, Any]:

@@ -251,8 +251,10 @@ def dataset_table(dataset: Dataset) -> Table:
         for name, rows in dataset.parts().items()
     }
     parts["X"].is_named = bool(dataset.names)
+    if "y" in parts:
+        parts["y"].is_named = bool(dataset.named_targets)
     table = joined(parts["X"], parts.get("y"), parts.get("weight"))
-    table.target_is_1d, table.classes = dataset.y_is_1d, dataset.classes
+    table.target_is_1d, table.classes, table.places = dataset.y_is_1d, dataset.classes, dataset.places
     table.dropped = ~dataset.kept if dataset.num_dropped else None
     return table
 

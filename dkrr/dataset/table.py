@@ -63,6 +63,8 @@ class Table(ABC):
         Class labels of the targets where the source holds them one-hot.
     dropped
         Of the rows that the source itself was read from, which it left out for missing values.
+    places
+        Of features, targets and weights of a data set, see :class:`dkrr.Dataset`; () of other sources.
     """
 
     is_1d: bool = False
@@ -71,6 +73,7 @@ class Table(ABC):
     weight: int | None = None
     classes: tuple[Any, ...] | None = None
     dropped: NDArray[np.bool_] | None = None
+    places: tuple[tuple[int, ...], ...] = ()
 
     def __init__(self, label: str, names: Sequence[str], num_rows: int | None, *, is_named: bool) -> None:
         self.label = label
@@ -572,9 +575,19 @@ def placed(places: Sequence[Sequence[int]], names: Sequence[str]) -> list[list[s
         these come in the same order.
     names
         Of the columns of the table.
+
+    Raises
+    ------
+    DataError
+        Only the columns of those roles are there, and they came in another order than in the other table.
     """
     used = sorted(j for part in places for j in part)
     if len(names) == len(used):
+        if used[-1:] != [len(used) - 1] and any(list(part) != sorted(part) for part in places):
+            raise DataError(
+                f"{len(names)} columns without names: those of the fit were chosen in another order than they stood in",
+                hint="give all columns of the file that was fitted, or names",
+            )
         return [[names[used.index(j)] for j in part] for part in places]
     return [[names[j] for j in part] for part in places] if used and used[-1] < len(names) else []
 

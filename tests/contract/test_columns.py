@@ -817,6 +817,30 @@ def test_without_names_in_common_columns_are_where_they_were_in_the_fit(
     assert json.loads(said)["r2"] > 1 - 1e-12
 
 
+def test_columns_that_may_have_been_chosen_in_either_order_are_refused(tmp_path: Path) -> None:
+    data = dkrr.ingest(FRAME, tmp_path / "train.zarr", target="y", features=["c", "a"])
+    dkrr.KernelRidge(kernel="linear", alpha=1e-8).fit(data).save(tmp_path / "model.zarr")
+    chosen = csv(FRAME[["c", "a", "y"]], tmp_path / "chosen.csv", header=False)
+    run("evaluate", tmp_path / "model.zarr", chosen, exits=4, said="chosen in another order")
+    run("ingest", chosen, data.path, "--append", exits=4, said="chosen in another order")
+    run("evaluate", tmp_path / "model.zarr", csv(FRAME, tmp_path / "all.csv", header=False))
+
+
+@pytest.mark.parametrize("options", [{}, {"one_hot": True}], ids=["numbers", "classes"])
+def test_a_copy_of_a_data_set_knows_its_columns_as_it_does(options: dict[str, Any], tmp_path: Path) -> None:
+    rows = FRAME[["y", "a", "b", "c"]].assign(y=np.where(Y > 0, 1.0, 2.0) if options else Y, w=1.0)
+    source = csv(rows, tmp_path / "rows.csv", header=False)
+    first = dkrr.ingest(source, tmp_path / "first.zarr", target=0, weight=4, **options)
+    for folder, given in (("copy", {}), ("chosen", {"features": [2, 0]})):
+        copy = dkrr.ingest(first, tmp_path / f"{folder}.zarr", **given)
+        assert (copy.made_up, copy.named_targets) == (first.made_up, ())
+        assert copy.places == (((3, 1) if given else (1, 2, 3)), (0,), (4,))
+    dkrr.KernelRidge(alpha=1e-8).fit(tmp_path / "copy.zarr").save(tmp_path / "model.zarr")
+    new = csv(rows.iloc[:, :4], tmp_path / "new.csv", header=["y", "x0", "x1", "x2"])
+    said = json.loads(run("evaluate", tmp_path / "model.zarr", new, "--json").stdout)
+    assert said["accuracy"] > 0.8 if options else said["r2"] > 0.999
+
+
 @pytest.mark.parametrize("given", [["--target", "-1"], []], ids=["target", "nothing"])
 @pytest.mark.parametrize("names", [(False, ["x3", "x0", "x1", "x2"]), (["x3", "x0", "x1", "x2"], False)])
 def test_names_that_nobody_gave_match_none_of_a_batch(given: list[str], names: tuple[Any, Any], tmp_path: Path) -> None:
