@@ -192,6 +192,7 @@ def tune_job(
             "format": 1,
             "num_rows": train.num_rows,
             "feature_names": list(train.feature_names),
+            "picture": picture,
             "foreseen_seconds": foreseen,
             **result.to_dict(),
         }
@@ -254,7 +255,10 @@ def _refuse(job: JobSpec, path: Path) -> None:
         search = read_json(path.parent, beside["search"].name)
     # what an earlier search left is known by the document that it wrote first
     is_ours = isinstance(search, dict) and search.keys() >= {"format", "num_rows", "feature_names"}
-    for found in [path, *([] if is_ours and not beside["search"].is_symlink() else beside.values())]:
+    if is_ours and not beside["search"].is_symlink():
+        # and drew no picture, where it says so
+        beside = {} if search.get("picture", True) else {"picture": beside["picture"]}  # type: ignore[union-attr]
+    for found in [path, *beside.values()]:
         if os.path.lexists(found):
             raise _exists(found)
     if job.model.kernel == "precomputed":

@@ -551,14 +551,16 @@ def test_a_search_replaces_none_of_the_users_files(place: Path) -> None:
     users_file("best.search.json")
     users_file("other.trials.jsonl")
     users_file("third.search.png")
+    users_file("fourth.search.png")  # beside what a search left that drew none
+    Path("fourth.search.json").write_text('{"format": 1, "num_rows": 9, "feature_names": ["a"], "picture": false}')
     with unchanged(place):
-        for name in ("best.toml", "other.toml", "third.toml", "job.toml"):
+        for name in ("best.toml", "other.toml", "third.toml", "fourth.toml", "job.toml"):
             run(
                 "tune",
                 "job.toml",
                 "-o",
                 name,
-                "--no-picture" if name != "third.toml" else "--picture",
+                "--picture" if name in ("third.toml", "fourth.toml") else "--no-picture",
                 exits=2,
                 said="exists",
             )
