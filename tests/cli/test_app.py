@@ -20,6 +20,7 @@ from dkrr.cli import main
 from dkrr.cli.app import CommandGroup
 from dkrr.engine import machine
 from dkrr.jobs import toml
+from dkrr.jobs.init import median_gamma
 from dkrr.jobs.registry import ModelRegistry
 from dkrr.jobs.retrain_spec import RetrainSpec
 from dkrr.jobs.spec import JobSpec
@@ -131,6 +132,12 @@ def test_help_lists_every_exit_code() -> None:
     kinds = [getattr(errors, name) for name in errors.__all__]
     assert {int(code) for code, _, _ in listed} == {0, *(kind.exit_code for kind in kinds)}
     assert {name for _, name, _ in listed if name} == {kind.__name__ for kind in kinds} - {"DkrrError"}
+
+
+def test_gamma_is_one_over_the_median_squared_distance() -> None:
+    rows = np.array([[0.0, 5.0], [1.0, 5.0], [3.0, 5.0]])  # the constant column adds nothing
+    scale = np.var([0.0, 1.0, 3.0])
+    assert median_gamma(rows) == pytest.approx(1 / (4 / scale), rel=1e-14)  # distances 1, 4, 9
 
 
 def test_init_writes_a_job_whose_gamma_is_one_over_the_median_squared_distance(tmp_path: Path) -> None:
