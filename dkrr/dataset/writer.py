@@ -48,6 +48,7 @@ from dkrr.store.files import (
     parent_of,
     read_json,
     remove_array,
+    remove_drafts,
     storage_errors,
     write_json,
 )
@@ -134,8 +135,7 @@ def tidy(location: Any) -> None:
     for name in filter(_ARRAY.fullmatch, children(location) if attributes else ()):
         if int(name.partition("-")[2] or 1) not in kept:
             remove_array(join(location, name))
-    for path in root.rglob("*.partial") if root is not None else ():
-        path.unlink(missing_ok=True)
+    remove_drafts(location)
     if not is_complete:
         if attributes:  # which go last: an interrupted removal must still be recognised as ours
             delete_key(location, "zarr.json")

@@ -43,7 +43,7 @@ from dkrr.jobs.run_directory import (
     utc_now,
     write_status,
 )
-from dkrr.store.files import full_disk
+from dkrr.store.files import full_disk, remove_drafts
 from dkrr.store.interruption import fenced, interrupt_main_thread
 from dkrr.store.lease import Lease, described, process_record
 
@@ -343,6 +343,7 @@ def driving(
             with full_disk(directory.location):
                 if kind != "here":
                     directory.remove(CANCEL)
+                remove_drafts(directory.location, "[rs]*.json")  # status and results: others write none of these
                 try:
                     monitor.start()
                     yield monitor

@@ -80,7 +80,7 @@ from dkrr.linalg.solution import Solution, no_factor
 from dkrr.linalg.triangular import substitute
 from dkrr.linalg.workspace import Owners, Workspace, repaired
 from dkrr.store.chunks import FloatArray
-from dkrr.store.files import join, name_of, parent_of, place, remove_array
+from dkrr.store.files import join, name_of, parent_of, place, remove_array, remove_drafts
 from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import buffer, gemm_nt, lost_pivot, potrf, syrk, trsm_right
@@ -463,6 +463,8 @@ class CholeskyFactor:
         location = factor_location(workspace.store, fields)
         with hold_lock(location):
             factor = workspace.matrix(location, operator.grid, precision, fields)
+            if factor.missing():  # of a whole one, others may be making a damaged tile again
+                remove_drafts(location, "c/**/*")
             taken = continue_lineage(operator, factor, "factors", fields, workspace.store)
             summary = factorise(operator, factor, workspace, taken)
             taken.record(workspace, "factor", operator.grid.n, summary, power=3)

@@ -247,6 +247,16 @@ def write_file(path: Path, *parts: Any, durable: bool = False, once: bool = Fals
     return is_written
 
 
+def remove_drafts(location: Any, pattern: str = "**/*") -> None:
+    """Remove what writes that were killed have left below a folder, of the files that match ``pattern``.
+
+    For the holder of the lock of all that: the draft of a write that goes on is removed as well. Objects have none.
+    """
+    root = local_root(location)
+    for path in root.glob(f"{pattern}.{'[0-9a-f]' * 32}.partial") if root is not None else ():
+        path.unlink(missing_ok=True)
+
+
 def _name_once(draft: Path, path: Path) -> bool:
     """Give a whole file the name that no other file has; False when one has it."""
     try:

@@ -11,7 +11,8 @@ import pytest
 import dkrr
 from dkrr.kernels import Kernel
 from tests.contract.helpers import run
-from tests.faults import flip
+from tests.faults import failing_at, flip
+from tests.jobs.retrain.project import in_process
 
 X = np.random.default_rng(0).standard_normal((150, 3))
 
@@ -46,6 +47,24 @@ def test_what_is_wrong_in_it_is_named(factor: Path) -> None:
         "3 problems",
     ):
         assert words in output
+
+
+def test_a_run_that_goes_on_removes_what_killed_writes_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    in_process(monkeypatch)
+    job = '[data]\npath = "generate:friedman?n=200&d=5"\n[model]\nkernel = "rbf"\ngamma = 0.5\nalpha = 0.1\n'
+    Path("job.toml").write_text(job + '[solver]\nname = "cholesky"\ntile_size = 64\n')
+    with failing_at("draft*/factors/*/c/3/1:1:eio"):
+        run("fit", "job.toml", exits=4)
+    (factor,) = (path for path in Path("runs/store/factors").glob("*.zarr") if "-sums" not in path.name)
+    (factor / f"c/3/1.{'0a' * 16}.partial").write_text("some of a tile")
+    mine = factor / "c/3/1.partial"
+    mine.write_text("mine")
+    Path(f"runs/job/status.json.{'0a' * 16}.partial").write_text("{")
+    run("fit", "job.toml")
+    assert "1 problem" in run("info", "runs/job", "--verify", exits=4).output
+    mine.unlink()
+    run("info", "runs/job", "--verify")
 
 
 @pytest.mark.parametrize("options", [{}, {"tile_size": 64}])
