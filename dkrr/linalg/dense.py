@@ -34,6 +34,7 @@ regression, Pattern Recognition 40, 2007 (the errors of a fold).
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -44,7 +45,7 @@ from scipy.linalg import LinAlgError, blas, cho_factor, cho_solve, eigh, get_lap
 
 from dkrr.errors import DataError, NotPositiveDefiniteError, NumericalError
 from dkrr.kernels import Kernel
-from dkrr.linalg.leave_one_out import bordered_diagonal, unscaled
+from dkrr.linalg.leave_one_out import LeaveOneOut, bordered_diagonal, loo_from_diagonal, unscaled
 from dkrr.linalg.matmul import system_norms
 from dkrr.linalg.operators import (
     Floats,
@@ -218,31 +219,48 @@ def judge_dense(
     return DenseFit(dual_coef, solution, None if offset is None else offset + norms.intercept)
 
 
-def dense_diagonals(
+def dense_leave_one_out(
     kernel: Kernel | None,
     x: Floats,
+    y: Floats,
     alphas: Floats,
-    root: Floats | None,
-    precision: str,
+    weight: Floats | None,
+    dual_coef: Floats,
+    predict: Callable[[NDArray[np.bool_]], Floats],
     *,
-    fit_intercept: bool,
-) -> tuple[Floats, Floats | None]:
-    """The diagonals of A^-1 (n, t) and, for an intercept, A^-1 s (n, t); 2 n^3 / 3 flops for each distinct alpha.
+    precision: str = "float64",
+    fit_intercept: bool = False,
+) -> LeaveOneOut:
+    """Leave-one-out of a fit, from the diagonal of A^-1; 2 n^3 / 3 flops for each distinct alpha.
 
     Parameters
     ----------
-    kernel, x, root, precision
-        As for :func:`fit_dense`; ``root`` are the square roots of the weights.
+    kernel, x, y, weight, precision, fit_intercept
+        As for :func:`fit_dense`.
     alphas : (t,)
+    dual_coef : (n, t)
+        Of the fit.
+    predict
+        f of the rows of a mask: of those of weight zero.
     """
-    n, t = len(x), len(alphas)
+    n, t = y.shape
+    root = None if weight is None else np.sqrt(weight)
     diagonal, ones = np.empty((n, t)), np.empty((n, t)) if fit_intercept else None
     for value in dict.fromkeys(alphas.tolist()):
         targets, factor = alphas == value, DenseFactor.of(kernel, x, root, value, precision)
         if ones is not None:
             ones[:, targets] = factor.solve(np.ones((n, 1)) if root is None else root[:, None])
         diagonal[:, targets] = factor.diagonals()[:, None]
-    return diagonal, ones
+    unseen = np.zeros(n, np.bool_) if root is None else root == 0
+    return loo_from_diagonal(
+        y=y,
+        u=unscaled(dual_coef, root),
+        inverse_diagonal=diagonal,
+        alpha=alphas,
+        root=root,
+        ones=ones,
+        predictions=predict(unseen) if unseen.any() else None,
+    )
 
 
 def _product(kernel: Kernel | None, x: Any, root: Any, u: Any) -> tuple[Floats, Floats, Floats]:

@@ -100,7 +100,7 @@ from dkrr.linalg.operators import (
     total_weight,
 )
 from dkrr.linalg.preconditioner import pivot_rows
-from dkrr.linalg.primal import Equations, left_out
+from dkrr.linalg.primal import Equations, left_out, left_out_of_few
 from dkrr.linalg.primal_passes import CentreFeatures, DatasetRows, FeatureRows, MemoryRows
 from dkrr.linalg.products import Precision, is_nonnegative
 from dkrr.linalg.solution import IterativeSettings, NystromSettings, Solution
@@ -647,6 +647,12 @@ def nystrom_leave_one_out(
     wanted = target_alphas(alphas, dataset.num_targets)
     points = points if center is None else points - center
     order = independent_centers(kernel, points)
+    rows = DatasetRows(rows_of(dataset, kernel), in_place=False)
+    if len(order) == dataset.num_rows:  # all of them: the regression itself
+        whole = rows.whole()
+        x = whole.x if center is None else whole.x - center
+        with single_blas_thread():
+            return left_out_of_few(kernel.block(x, x, same=True), whole, wanted, intercept is not None)
     triangle = CenterFactor(kernel, points[order], dataset.num_rows, float(wanted.min()), "float64")
     # f does not change when a centre in the span of the others is left out, but its coefficient has to go somewhere
     if len(order) == len(points):
@@ -654,7 +660,6 @@ def nystrom_leave_one_out(
     else:
         coef = triangle.solve(kernel.block(points[order], points) @ coefficients, transposed=False)
     features = CentreFeatures(kernel, points[order], triangle.square)
-    rows = DatasetRows(rows_of(dataset, kernel), in_place=False)
     with workspace.scratch() as scratch, single_blas_thread():
         source = FeatureRows(features, rows, workspace, scratch, phase="leverage")
         equations = Equations.of(source, intercept is not None)

@@ -67,6 +67,7 @@ from dkrr.errors import DataError, NotPositiveDefiniteError, ParameterError
 from dkrr.kernels import Kernel
 from dkrr.kernels.features import FeatureMap, count_features, feature_map
 from dkrr.linalg.catalogue import FORMAT_VERSION, KERNEL_VERSION, key_of
+from dkrr.linalg.dense import dense_leave_one_out, fit_dense
 from dkrr.linalg.leave_one_out import MIN_SHARE, LeaveOneOut, loo_from_leverages
 from dkrr.linalg.operators import FloatMatrix, FloatVector, offset_of, ratio, row_blocks, rows_of, target_alphas
 from dkrr.linalg.primal_passes import (
@@ -466,8 +467,37 @@ def primal_leave_one_out(source: FeatureRows, alpha: Any, *, fit_intercept: bool
     """
     alphas = target_alphas(alpha, source.rows.shape[1])
     with single_blas_thread():
+        if (found := _few_rows(source, alphas, fit_intercept)) is not None:
+            return found
         result = solve_primal(source, alphas, fit_intercept)
         return left_out(result.equations, result.coef, result.shifted_intercept, alphas)
+
+
+def left_out_of_few(gram: FloatMatrix, rows: MemoryRows, alphas: FloatVector, fit_intercept: bool) -> LeaveOneOut:
+    """The same of no more rows than features, by the Gram matrix of the rows (n, n) and with its condition.
+
+    That of the features has eigenvalues of alpha alone, and 1 - h_i would be what rounding leaves of a difference.
+    """
+    fit = fit_dense(None, gram, rows.y, alphas, rows.weight, "float64", fit_intercept=fit_intercept)
+    values = gram @ fit.dual_coef + (0.0 if fit.intercept is None else fit.intercept)
+    return dense_leave_one_out(
+        None, gram, rows.y, alphas, rows.weight, fit.dual_coef, lambda unseen: values[unseen],
+        fit_intercept=fit_intercept,
+    )  # fmt: skip
+
+
+def _few_rows(source: FeatureRows, alphas: FloatVector, fit_intercept: bool) -> LeaveOneOut | None:
+    """Leave-one-out of no more rows than features; with an intercept about their mean, which costs no digits then."""
+    if source.rows.shape[0] > source.features.num_features:
+        return None
+    rows = source.rows.whole()
+    features = np.array(cast(FeatureMap, source.features).design(rows.x), order="C")
+    if fit_intercept:
+        features -= np.average(features, axis=0, weights=rows.weight)
+    gram = features @ features.T
+    if fit_intercept:
+        gram += gram.diagonal().mean()  # changes nothing, for the coefficients have the sum 0; but 1 is an eigenvector
+    return left_out_of_few(gram, rows, alphas, fit_intercept)
 
 
 def left_out(equations: Equations, coef: FloatMatrix, intercept: FloatVector, alphas: FloatVector) -> LeaveOneOut:
@@ -495,6 +525,8 @@ def leave_one_out_errors(source: FeatureRows, alphas: Sequence[float], *, fit_in
     NotPositiveDefiniteError
         An alpha is lost beside the eigenvalues, some of which are zero.
     """
+    if source.rows.shape[0] <= source.features.num_features:
+        return np.array([_mean_squared_error(source, alpha, fit_intercept) for alpha in alphas])
     with single_blas_thread():
         equations = Equations.of(source, fit_intercept)
         equations.factor(float(min(alphas)))  # raises where there is none
@@ -506,3 +538,10 @@ def leave_one_out_errors(source: FeatureRows, alphas: Sequence[float], *, fit_in
         squares, largest = about.path(columns, intercept, basis, inverse, constant)
     decides = (1 - largest <= MIN_SHARE)[:, None]
     return np.where(decides, np.inf, squares.reshape(len(alphas), -1) / equations.weight)
+
+
+def _mean_squared_error(source: FeatureRows, alpha: float, fit_intercept: bool) -> FloatVector:
+    try:
+        return primal_leave_one_out(source, alpha, fit_intercept=fit_intercept).mean_squared_error
+    except DataError:  # a row decides its own prediction
+        return np.full(source.rows.shape[1], np.inf)

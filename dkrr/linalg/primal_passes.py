@@ -147,6 +147,10 @@ class MemoryRows:
         """All weights (n,)."""
         return self.weight
 
+    def whole(self) -> MemoryRows:
+        """All rows in memory."""
+        return self
+
     def moments(self) -> tuple[FloatVector, FloatVector]:
         """Unweighted means of X and their standard deviations."""
         return self.x.mean(axis=0), self.x.std(axis=0)
@@ -206,6 +210,10 @@ class DatasetRows:
     def weights(self) -> FloatVector | None:
         weight = self.rows.open().weight
         return None if weight is None else weight.read(0, weight.num_rows)[:, 0]
+
+    def whole(self) -> MemoryRows:
+        dataset, (n, _) = self.rows.open(), self.shape
+        return MemoryRows(dataset.X.read(0, n), dataset.targets.read(0, n), self.weights())
 
     def moments(self) -> tuple[FloatVector, FloatVector]:
         dataset = self.rows.open()

@@ -53,7 +53,7 @@ from dkrr.fit.prices import priced_way, tiles_bytes
 from dkrr.fit.rates import measure_machine
 from dkrr.fit.trial import sample_trial
 from dkrr.kernels import Kernel
-from dkrr.linalg.dense import dense_diagonals
+from dkrr.linalg.dense import dense_leave_one_out
 from dkrr.linalg.direct import CholeskyFactor
 from dkrr.linalg.leave_one_out import LeaveOneOut, loo_from_diagonal, target_scale, unscaled
 from dkrr.linalg.matmul import OperatorProduct
@@ -491,22 +491,14 @@ def _in_memory(model: Model, training: Training) -> LeaveOneOut:
     if _solver_of(model) == "primal":
         source = array_source(x, y, model.kernel, training.weight)
         return primal_leave_one_out(source, model.provenance["alpha"], fit_intercept=fit_intercept)
-    n, t = y.shape
-    alphas = np.broadcast_to(np.asarray(model.provenance["alpha"], dtype=np.float64), (t,))
-    root = None if training.weight is None else np.sqrt(np.asarray(training.weight, dtype=np.float64))
-    rows, precision = x if model.center is None else x - model.center, model.solution.precision
+    alphas = np.broadcast_to(np.asarray(model.provenance["alpha"], dtype=np.float64), (y.shape[1],))
+    weight = None if training.weight is None else np.asarray(training.weight, dtype=np.float64)
+    rows, dual_coef = x if model.center is None else x - model.center, model.dual_coef.read(0, len(x))
     with single_blas_thread():
-        diagonal, ones = dense_diagonals(model.kernel, rows, alphas, root, precision, fit_intercept=fit_intercept)
-        unseen = np.zeros(n, np.bool_) if root is None else root == 0
-        return loo_from_diagonal(
-            y=y,
-            u=unscaled(model.dual_coef.read(0, n), root),
-            inverse_diagonal=diagonal,
-            alpha=alphas,
-            root=root,
-            ones=ones,
-            predictions=model.predict_rows(x[unseen]) if unseen.any() else None,
-        )
+        return dense_leave_one_out(
+            model.kernel, rows, y, alphas, weight, dual_coef, lambda unseen: model.predict_rows(x[unseen]),
+            precision=model.solution.precision, fit_intercept=fit_intercept,
+        )  # fmt: skip
 
 
 @contextmanager

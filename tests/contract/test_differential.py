@@ -1,4 +1,4 @@
-"""Random fits against dense references in extended precision: a fixed sixty, and those that were wrong once."""
+"""Random fits against dense references in extended precision: a fixed hundred, and those that were wrong once."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tests.contract.differential import check, draw, failures
 
 # near rows among far ones, centred or scaled; rows at 7 to 48 lengths; float32 that overflows; centres of an indefinite
 # kernel that seem to be in the span of one; more features than rows
-ONCE_WRONG = (98, 494, 1241, 1716, 2085, 2118, 2328, 11166, 11174, 11828, 12390, 30826, 40193, 60136, 70117)
+ONCE_WRONG = (98, 494, 1241, 1716, 2085, 2118, 2328, 11166, 11174, 11828, 12390, 30826, 40193, 60136, 70117, 92724)
 
 
-@pytest.mark.parametrize("seeds", [*(range(first, first + 10) for first in range(0, 60, 10)), ONCE_WRONG], ids=str)
+@pytest.mark.parametrize("seeds", [*(range(first, first + 10) for first in range(0, 100, 10)), ONCE_WRONG], ids=str)
 def test_no_answer_is_wrong_without_an_error(seeds: Sequence[int]) -> None:
     outcomes = {seed: check(draw(seed)) for seed in seeds}
     wrong = {seed: failures(outcome) for seed, outcome in outcomes.items() if failures(outcome)}

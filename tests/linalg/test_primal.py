@@ -215,6 +215,26 @@ def test_leave_one_out_is_n_fits(name: str, weights: bool, intercept: bool, wher
 
 
 @pytest.mark.parametrize("where", ["memory", "disk"])
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("name", ["linear", "poly 3, homogeneous"])
+def test_leave_one_out_of_fewer_rows_than_features(
+    name: str, weights: bool, intercept: bool, where: str, tmp_path: Path
+) -> None:
+    """alpha is 1e-10 of the eigenvalues that the rows decide, and 1 - h_i as small."""
+    x, y, weight = data(n=9, d=15, weights=weights)
+    if name == "linear" and intercept:
+        x += 1e5
+    kernel, alphas = kernel_of(name, 15), [1e-9, 1e-8]
+    with source(where, x, y, kernel, weight, intercept, tmp_path) as rows:
+        found = primal_leave_one_out(rows, alphas, fit_intercept=intercept)
+        errors = leave_one_out_errors(rows, alphas, fit_intercept=intercept)
+    brute = left_out(feature_map(kernel, 15).design(x), y, alphas, weight, intercept)
+    np.testing.assert_allclose(found.residuals, brute, rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(errors.diagonal(), found.mean_squared_error, rtol=1e-12)
+
+
+@pytest.mark.parametrize("where", ["memory", "disk"])
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("intercept", [False, True])
 def test_errors_of_many_alphas_are_those_of_leave_one_out_for_each(
