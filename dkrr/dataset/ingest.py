@@ -30,6 +30,7 @@ from dkrr.dataset.table import (
     Table,
     is_place,
     placed,
+    refuse_shuffled_numbers,
     resolve,
     target_columns,
 )
@@ -511,6 +512,8 @@ def _check_same_columns(base: Dataset, table: Table, layout: Layout, fields: dic
     ):
         both = (getattr(base, name), fields[name])
         old, new = ((value,) if isinstance(value, str) else value or () for value in both)
+        if not is_named and all(table.has_name(j) for j in numbers):
+            refuse_shuffled_numbers(new, (), table.label, name.replace("_names", "s"))
         # where one side has no names of its own, only the number of columns can be compared
         if len(old) != len(new) or (old != new and is_named and all(table.has_name(j) for j in numbers)):
             old_text, new_text = (f"{len(names)} ({', '.join(names[:8])})" for names in (old, new))

@@ -652,17 +652,30 @@ def matched_columns(frame: Any, names: Sequence[str], label: str, noun: str = "c
     labels = frame_labels(frame)
     if labels is None:
         return frame
-    found, numbers = unique_names(labels, label), [str(place) for place in range(len(labels))]
-    is_numbered, fitted = _is_numbered(labels), list(names) or numbers
-    if (is_numbered or not names) and set(found) == set(fitted) == set(numbers) and found != fitted:
-        raise DataError(
-            f"{label} has {noun} {_shown(found)} and the fit had {_shown(fitted)}, which may be names or places",
-            hint="bring them into the order of the fit, with its labels, or give an array",
-        )
+    found, is_numbered = unique_names(labels, label), _is_numbered(labels)
+    if is_numbered or not names:
+        refuse_shuffled_numbers(found, names, label, noun)
     if not names or (is_numbered and not set(found).issuperset(names)):
         return frame
     places = list(find_names(names, found, label, noun))
     return frame.iloc[:, places] if hasattr(type(frame), "iloc") else frame.select([labels[j] for j in places])
+
+
+def refuse_shuffled_numbers(found: Sequence[str], fitted: Sequence[str], label: str, noun: str = "columns") -> None:
+    """Refuse names that are the numbers from 0 where one side has no names, or such numbers by themselves.
+
+    Raises
+    ------
+    DataError
+        They come in another order than in the fit, and may be names or places.
+    """
+    numbers = [str(place) for place in range(len(found))]
+    wanted = list(fitted) or numbers
+    if set(found) == set(wanted) == set(numbers) and list(found) != wanted:
+        raise DataError(
+            f"{label} has {noun} {_shown(found)} and earlier rows had {_shown(wanted)}: names, or places?",
+            hint="bring them into the order of the fit, with its labels, or give an array",
+        )
 
 
 def _is_numbered(labels: Sequence[Any]) -> bool:
@@ -693,6 +706,8 @@ def _features(fitted: Fitted, names: Sequence[str], label: Any, *, is_named: boo
     """Which of the columns ``names`` are the features of a fit: by name, or all where one side has no names."""
     if fitted.names and is_named:
         return find_names(fitted.names, names, str(label))
+    if is_named:
+        refuse_shuffled_numbers(names, (), str(label))
     if len(names) != fitted.num_features:
         raise DataError(
             f"{label} has {len(names)} features, the model was fitted with {fitted.num_features}",
@@ -739,6 +754,7 @@ def ordered_like(fitted: Fitted, table: Table) -> dict[str, Any]:
             f"{wanted} expected, for the targets of the fit have no names",
             hint="leave the others out of the file",
         )
+    refuse_shuffled_numbers(left, (), table.label, "targets")
     return {"features": features, "target": left}
 
 
@@ -779,6 +795,8 @@ def match_targets(fitted: Fitted, dataset: Dataset) -> tuple[int, ...] | None:
             hint="name the columns that the model predicts as targets",
         )
     else:
+        if dataset.named_targets:
+            refuse_shuffled_numbers(dataset.target_names, (), str(dataset.path), "targets")
         return None
     return None if found == tuple(range(dataset.num_targets)) else found
 
