@@ -14,6 +14,7 @@ from dkrr.dataset.scaling import DRIFT_LIMIT, Scaling, prepare_rows, read_mask, 
 from dkrr.dataset.sources import Table, open_table
 from dkrr.dataset.table import (
     Fitted,
+    check_places,
     check_shape,
     feature_columns,
     frame_labels,
@@ -40,6 +41,7 @@ __all__ = [
     "append",
     "attributes_of",
     "check_outside",
+    "check_places",
     "check_shape",
     "decode_floats",
     "default_rows_per_chunk",

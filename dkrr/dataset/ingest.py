@@ -28,6 +28,8 @@ from dkrr.dataset.table import (
     Header,
     Layout,
     Table,
+    check_in_order,
+    check_places,
     is_place,
     placed,
     refuse_shuffled_numbers,
@@ -480,9 +482,12 @@ def _as_before(base: Dataset, table: Table, **given: Any) -> dict[str, Any]:
     stood, unless some are given.
     """
     targets: Any = list(target_columns(base.target_names, base.classes))
-    features, weight, by_place = list(base.feature_names), base.weight_name, bool(base.names) != table.is_named
+    features, weight, by_place = list(base.feature_names), base.weight_name, not (base.names and table.is_named)
     if by_place:
         is_asked = table.target is None and all(columns is None for columns in given.values())
+        check_places(base, table.places, table.label, is_named=table.is_named)
+        if given["features"] is None and not (is_asked or table.places) and base.places:
+            check_in_order(base.places[0], table.label)
         features, targets, weights = (placed(base.places, table.names) if is_asked else None) or ([], [], [])
         weight = weights[0] if weights else None
     own = {
@@ -492,12 +497,17 @@ def _as_before(base: Dataset, table: Table, **given: Any) -> dict[str, Any]:
     }
     for role, (wanted, declared) in own.items():
         columns = given[role] if isinstance(given[role], list | tuple) else [given[role]]
+        for column in columns if base.names and not table.is_named else ():
+            is_there = column in table.names and table.has_name(table.names.index(column))
+            if column is not None and not (is_place(column, base.names) or is_there):
+                raise ParameterError(
+                    f"{role} {column!r} is a name, and {table.label} has none", hint="give numbers of columns, or names"
+                )
         # numbers are those of another file, whose columns may stand elsewhere
         are_numbers = all(is_place(column, table.names) for column in columns)
-        is_free = given[role] is None or (table.is_named and not by_place and are_numbers)
-        is_told = table.is_named or by_place or role != "features"  # an array of other width is no part of it
+        is_free = given[role] is None or (are_numbers and not by_place)
         names = wanted if isinstance(wanted, list) else [wanted]
-        if is_free and is_told and declared is None and wanted and set(table.names).issuperset(names):
+        if is_free and declared is None and wanted and set(table.names).issuperset(names):
             given[role] = wanted
     return given
 

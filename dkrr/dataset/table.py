@@ -452,6 +452,10 @@ class Fitted(Protocol):
     def classes(self) -> Sequence[Any] | None: ...
 
     @property
+    def places(self) -> Sequence[Sequence[int]]:
+        """Where features, targets and weights stood in the source; () where nobody knows."""
+
+    @property
     def num_features(self) -> int: ...
 
     @property
@@ -583,13 +587,43 @@ def placed(places: Sequence[Sequence[int]], names: Sequence[str]) -> list[list[s
     """
     used = sorted(j for part in places for j in part)
     if len(names) == len(used):
-        if used[-1:] != [len(used) - 1] and any(list(part) != sorted(part) for part in places):
-            raise DataError(
-                f"{len(names)} columns without names: those of the fit were chosen in another order than they stood in",
-                hint="give all columns of the file that was fitted, or names",
-            )
+        if used[-1:] != [len(used) - 1]:
+            for part in places:
+                check_in_order(part, f"a table of {len(names)} columns")
         return [[names[used.index(j)] for j in part] for part in places]
     return [[names[j] for j in part] for part in places] if used and used[-1] < len(names) else []
+
+
+def check_in_order(places: Sequence[int], label: str) -> None:
+    """Refuse columns without names in common as they stand, where others were chosen in another order.
+
+    Raises
+    ------
+    DataError
+        The places are not in order.
+    """
+    if list(places) != sorted(places):
+        raise DataError(
+            f"{label} or the rows of the fit have no names of columns, and some were chosen in another order than they "
+            "stood in",
+            hint="give both names, or all columns of the file that was fitted, or choose all columns as in the fit",
+        )
+
+
+def check_places(fitted: Fitted, places: Sequence[Sequence[int]], label: Any, *, is_named: bool) -> None:
+    """Refuse the columns of a data set, without names in common, that were chosen in another order than those of a fit.
+
+    ``places`` says where those of the data set stood; () where nobody knows.
+
+    Raises
+    ------
+    DataError
+        Features or targets of one of the two are not in the order in which they stood, and the other's are not alike.
+    """
+    for here, there in zip(fitted.places[:2], places[:2], strict=False):
+        if list(here) != list(there) and not (fitted.names and is_named):
+            for part in (here, there):
+                check_in_order(part, str(label))
 
 
 def find_names(wanted: Sequence[str], names: Sequence[str], label: str, noun: str = "columns") -> tuple[int, ...]:
@@ -726,6 +760,7 @@ def feature_columns(fitted: Fitted, table: Table) -> list[int]:
     """
     taken = {*(table.target or ()), table.weight}
     free = [column for column in range(len(table.names)) if column not in taken]
+    check_places(fitted, table.places, table.label, is_named=table.is_named)
     found = _features(fitted, [table.names[j] for j in free], table.label, is_named=table.is_named)
     return [free[j] for j in found]
 

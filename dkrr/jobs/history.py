@@ -55,6 +55,8 @@ from numpy.typing import NDArray
 from dkrr.dataset import Dataset, Floats, Generation, ingest, open_dataset, read_mask, row_hash_fraction
 from dkrr.dataset.dataset import pack, unpack
 from dkrr.dataset.rows import decode_floats
+from dkrr.dataset.sources import open_table
+from dkrr.dataset.table import column_number, is_place
 from dkrr.dataset.writer import is_finished
 from dkrr.errors import DataError, InterruptedRunError, ParameterError, StoreError, StoreMismatchError
 from dkrr.jobs.prepare import check_columns
@@ -297,8 +299,21 @@ class History:
         )
 
     def _mask_column(self, location: str, num_rows: int) -> Mask:
-        options = self.spec.data.text_options()
-        return read_mask(location, num_rows, column=self.spec.holdout.mask, **options)
+        options, column = self.spec.data.text_options(), self.spec.holdout.mask
+        table = open_table(location, **options, named=[column])
+        is_number = is_place(column, table.names)
+        if table.is_named and is_number:  # another file may have another column there
+            name = table.names[column_number(table, column, "mask")]
+            raise DataError(
+                f"[holdout] mask = {column!r} is a number, and the columns of {location} have names, this one {name!r}",
+                hint=f"set mask = {name!r}: in another file it may stand elsewhere",
+            )
+        if not (table.is_named or is_number):
+            raise DataError(
+                f"[holdout] mask = {column!r} is a name, and the columns of {location} have none",
+                hint="give the number of the column, or deliver files with names",
+            )
+        return read_mask(location, num_rows, column=column, **options)
 
     def held_out_again(self, like: Dataset, known: list[KnownRows]) -> str:
         """Which of the held-out rows of a file of their own are known as rows to train on, in words; "" for none.

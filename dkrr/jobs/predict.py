@@ -32,7 +32,15 @@ import numpy as np
 from dkrr import __version__
 from dkrr.dataset import Dataset, Floats, RowArray, ingest, open_dataset
 from dkrr.dataset.sources import Table, open_table
-from dkrr.dataset.table import feature_columns, kept_columns, match_features, ordered_like, placed, target_columns
+from dkrr.dataset.table import (
+    check_places,
+    feature_columns,
+    kept_columns,
+    match_features,
+    ordered_like,
+    placed,
+    target_columns,
+)
 from dkrr.dataset.writer import check_outside
 from dkrr.engine.cluster import executor_for
 from dkrr.engine.machine import single_blas_thread
@@ -607,7 +615,7 @@ def evaluate_job(
 
 def _by_place(model: Model, table: Table) -> dict[str, Any]:
     """Columns of a table without names in common: where they stood when the model was fitted, else targets last."""
-    if columns := placed(model.provenance.get("places", ())[:2], table.names):
+    if columns := placed(model.places[:2], table.names):
         return dict(zip(("features", "target"), columns, strict=True))
     return {"target": list(range(-1 if model.classes is not None else -model.observed.num_targets, 0))}
 
@@ -633,6 +641,7 @@ def _rows_for(
             raise DataError(
                 f"columns of {data} cannot be kept, it is a data set", hint="predict the file that it was made of"
             )
+        check_places(model, dataset.places, data, is_named=bool(dataset.names))
         return dataset, None
     kept_columns(table, keep)  # a mistake is found before anything is made
     destination = place(work, ROWS)
@@ -645,7 +654,7 @@ def _rows_for(
     options = ordered_like(observed, table)
     if not options and table.target is None:
         labels = observed.named_targets
-        is_there = bool(labels) and set(labels) <= set(table.names)
+        is_there = table.is_named and bool(labels) and set(labels) <= set(table.names)
         options = {"target": list(labels)} if is_there else _by_place(model, table)
     one_hot = model.classes is not None and table.classes is None
     missing = reading.get("missing", "error")

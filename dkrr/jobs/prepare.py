@@ -26,14 +26,17 @@ from dkrr.dataset import Dataset, Scaling, ingest, open_dataset, prepare_rows, r
 from dkrr.dataset.dataset import attributes_of, fields_of
 from dkrr.dataset.rows import row_moments
 from dkrr.dataset.scaling import DRIFT_LIMIT, Drift, mask_digest, measure_drift
-from dkrr.dataset.sources import open_table
+from dkrr.dataset.sources import Table, open_table
 from dkrr.dataset.table import (
+    check_in_order,
+    check_places,
     column_number,
     is_place,
     is_visible,
     match_features,
     match_targets,
     ordered_like,
+    placed,
     resolve,
     target_columns,
     visible_files,
@@ -144,7 +147,7 @@ def open_data(
                 check_columns(data, dataset, has_numbers=has_numbers)
             return dataset
     options = {**data.options(), "one_hot": data.one_hot}
-    known = [] if fitted is None else [[fitted.names, fitted.named_targets, fitted.classes]]
+    known = [] if fitted is None else [[fitted.names, fitted.named_targets, fitted.classes, fitted.places]]
     name = path.partition("?")[0] if "://" in path else path  # how an address is reached does not matter
     destination = place(store, "data", key_of({"source": [name, _files(path), options, *known]}) + ".zarr")
     try:
@@ -155,8 +158,37 @@ def open_data(
     table = open_table(path, **data.text_options(), named=[fitted.names])
     if by_name := ordered_like(fitted, table):
         options |= {"weight": None, **by_name}  # scores are not weighted
+    else:
+        options |= _as_they_stood(fitted, table, data)
     options["one_hot"] = fitted.classes is not None and table.classes is None
     return ingest(table, destination, wait=True, **options, classes=fitted.classes)
+
+
+def _as_they_stood(fitted: Dataset, table: Table, data: DataSpec) -> dict[str, Any]:
+    """Columns without names in common: those that stand where they stood in the fit, unless numbers say otherwise."""
+    own, columns = [*fitted.names, *fitted.named_targets], placed(fitted.places[:2], table.names)
+    told = {role: getattr(data, role) for role in ("features", "target", "weight")}
+    given = {role: [value] if isinstance(value, str | int) else value or [] for role, value in told.items()}
+    # a name is one of the fit's, a number may be one of this file's
+    names = [column for part in given.values() for column in part if not is_place(column, own)]
+    numbers = [[j for j in given[role] if is_place(j, own)] for role in ("features", "target")]
+    if (
+        table.target is None
+        and columns
+        and not any(
+            part and [table.names[column_number(table, j, "data")] for j in part] != there
+            for part, there in zip(numbers, columns, strict=True)
+        )
+    ):
+        return {"weight": None, "features": columns[0], "target": columns[1]}
+    if not numbers[0]:
+        for places in fitted.places[:1]:
+            check_in_order(places, table.label)
+    if names and not table.is_named:
+        raise DataError(
+            f"{table.label} has no names of columns; {names[0]!r} is one of {data.path}", hint="give numbers, or names"
+        )
+    return {}
 
 
 def prepare(job: JobSpec, store: Any, dataset: Dataset | None = None) -> Prepared:
@@ -180,6 +212,7 @@ def prepare(job: JobSpec, store: Any, dataset: Dataset | None = None) -> Prepare
     mask, test = None, None
     if evaluate is not None and evaluate.path is not None:
         test = open_data(job.data, store, path=evaluate.path, fitted=dataset)
+        check_places(dataset, test.places, evaluate.path, is_named=bool(test.names))
         match_features(dataset, test)  # what does not fit is said before anything is computed
         match_targets(dataset, test)
     if evaluate is not None and (evaluate.mask is not None or evaluate.fraction is not None):

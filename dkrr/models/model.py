@@ -237,6 +237,11 @@ class Model:
         return () if "target_names" in self.made_up else target_columns(self.target_names, self.classes)
 
     @property
+    def places(self) -> list[list[int]]:
+        """Where features, targets and weights stood in the source; [] where nobody knows."""
+        return list(self.provenance.get("places", ()))
+
+    @property
     def levels(self) -> list[float]:
         """The quantile that each column of a sequence of them predicts, or the one of all targets; [] for another loss.
 
@@ -256,6 +261,7 @@ class Model:
                 names=self.names,
                 named_targets=() if "target_names" in self.made_up else names,
                 target_names=names,
+                places=self.places,
                 classes=None,
                 num_features=self.num_features,
                 num_targets=1,

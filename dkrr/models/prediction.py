@@ -24,7 +24,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dkrr.dataset import Dataset, Floats, RowArray, feature_columns, ingest, match_features, match_targets, open_table
+from dkrr.dataset import (
+    Dataset,
+    Floats,
+    RowArray,
+    check_places,
+    feature_columns,
+    ingest,
+    match_features,
+    match_targets,
+    open_table,
+)
 from dkrr.engine.cluster import executor_for, memory_limit_of, runs_in_process
 from dkrr.engine.machine import single_blas_thread
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
@@ -351,6 +361,7 @@ def score_dataset(
     ----
     That of the predictions, and of two arrays (m, t) in this process.
     """
+    check_places(model, dataset.places, dataset.path, is_named=bool(dataset.names))
     match_features(model, dataset)
     targets, m, levels = match_targets(model.observed, dataset), dataset.num_rows, model.levels
     if len(levels) > 1:

@@ -819,6 +819,69 @@ def test_without_names_in_common_columns_are_where_they_were_in_the_fit(
     assert json.loads(said)["r2"] > 1 - 1e-12
 
 
+@pytest.mark.parametrize("told", ["", "target = [{target}]"])
+@pytest.mark.parametrize("fitted", PLACES)
+def test_rows_without_names_are_appended_and_evaluated_where_they_stood(
+    fitted: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_process(monkeypatch)
+    columns, target, options = PLACES[fitted]
+    rows = FRAME.assign(id=np.arange(120.0))[columns].to_numpy()
+    data = dkrr.ingest(rows, tmp_path / "train.zarr", target=target, features=options.get("features"))
+    np.save(tmp_path / "new.npy", rows)
+    file = job(tmp_path, Path(data.path), f'path = "{tmp_path}/new.npy"', told.format(target=target))
+    file.write_text(file.read_text().replace('kernel = "rbf"\ngamma = 0.3\nalpha = 1e-3', 'kernel = "linear"'))
+    assert json.loads(run("fit", file, "--json").stdout)["score"]["r2"][0] > 0.99
+    run("ingest", tmp_path / "new.npy", data.path, "--append")
+    both = dkrr.open_dataset(data.path)
+    np.testing.assert_array_equal(both.read(120, 240), data.read(0, 120))
+    np.testing.assert_array_equal(both.targets.read(120, 240), data.targets.read(0, 120))
+
+
+def test_rows_that_say_nothing_of_the_order_of_columns_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Features were chosen in another order: of a data set in order, of a target that is told, of targets apart."""
+    in_process(monkeypatch)
+    rows, said = FRAME.to_numpy(), "chosen in another order"
+    data = dkrr.ingest(rows, tmp_path / "train.zarr", target=3, features=[2, 0, 1])
+    est = dkrr.KernelRidge(kernel="linear", alpha=1e-8).fit(data)
+    est.save(tmp_path / "model.zarr")
+    other = dkrr.ingest(rows, tmp_path / "other.zarr", target=3)
+    swapped = dkrr.ingest(np.c_[rows, Y], tmp_path / "swapped.zarr", target=[4, 3])
+    for given in ({"source": other}, {"source": rows, "target": 3}, {"source": X, "y": Y}):
+        with pytest.raises(dkrr.DataError, match=said):
+            dkrr.ingest(**given, dest=data.path, append=True)
+    with pytest.raises(dkrr.DataError, match=said):
+        dkrr.ingest(dkrr.ingest(np.c_[rows, Y], tmp_path / "last.zarr", target=[3, 4]), swapped.path, append=True)
+    with pytest.raises(dkrr.DataError, match=said):
+        est.predict(other)
+    for command in (["evaluate"], ["predict", "-o", tmp_path / "out.npy"]):
+        run(command[0], tmp_path / "model.zarr", other.path, *command[1:], exits=4, said=said)
+    run("fit", job(tmp_path, Path(data.path), f'path = "{other.path}"'), exits=4, said=said)
+    dkrr.ingest(rows, data.path, target=3, features=[2, 0, 1], append=True)
+    np.testing.assert_allclose(est.predict(dkrr.ingest(data, tmp_path / "copy.zarr"))[:120], Y, atol=1e-6)
+
+
+def test_names_that_were_made_up_for_a_file_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fit of columns x1, x2, x3, x4, and files whose columns are called x0, x1, x2, x3 for want of names."""
+    in_process(monkeypatch)
+    frame = pd.DataFrame(np.column_stack([Y, X]), columns=["x1", "x2", "x3", "x4"])
+    data = dkrr.ingest(frame, tmp_path / "train.zarr", target="x1")
+    dkrr.KernelRidge(kernel="linear", alpha=1e-8).fit(data).save(tmp_path / "model.zarr")
+    np.save(tmp_path / "new.npy", frame.to_numpy())
+    found = run("evaluate", tmp_path / "model.zarr", tmp_path / "new.npy", "--json")
+    assert json.loads(found.stdout)["r2"] > 1 - 1e-12
+    given = tmp_path / "new.npy", data.path, "--append"
+    run("ingest", *given, "--target", "x1", exits=2, said="'x1' is a name")
+    run("ingest", *given)
+    np.testing.assert_array_equal(dkrr.open_dataset(data.path).targets.read(120, 240)[:, 0], Y)
+    for told in ('target = "x1"', 'target = "x1"\nfeatures = ["x2", "x3", "x4"]'):
+        file = job(tmp_path, csv(frame, tmp_path / "train.csv"), f'path = "{tmp_path}/new.npy"', told)
+        file.write_text(file.read_text().replace("runs/a", f"runs/{len(told)}"))
+        assert json.loads(run("fit", file, "--json").stdout)["score"]["r2"][0] > 0.99
+
+
 def test_columns_that_may_have_been_chosen_in_either_order_are_refused(tmp_path: Path) -> None:
     data = dkrr.ingest(FRAME, tmp_path / "train.zarr", target="y", features=["c", "a"])
     dkrr.KernelRidge(kernel="linear", alpha=1e-8).fit(data).save(tmp_path / "model.zarr")

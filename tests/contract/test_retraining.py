@@ -394,6 +394,18 @@ def test_a_column_marks_the_rows_of_a_data_set_that_another_job_made(
     assert rows_kept is not None or again.num_rows == 360
 
 
+@pytest.mark.parametrize(("mask", "said"), [(2, "this one 'c'"), ("2", "this one 'c'"), ("x2", "is a name")])
+def test_a_mask_is_a_name_where_there_are_names_and_else_a_number(mask: int | str, said: str, tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", data={"features": [0, 1], "target": 3})
+    project.document["holdout"] = {"mask": mask}
+    file = project.deliver("n1", seed=1, change=marked)
+    if mask == "x2":
+        np.save(file.with_suffix(".npy"), np.loadtxt(file, delimiter=",", skiprows=1))
+        file.unlink()
+    assert f"[holdout] mask = {mask!r} is a" in (error := command(project, code=7).stderr)
+    assert said in error
+
+
 def test_a_column_marks_rows_that_were_appended_by_hand(tmp_path: Path) -> None:
     project = Project(tmp_path / "p", data={"features": ["a", "b"]}, gate={"tolerance": 9.0, "min_r2": -9.0})
     project.document["holdout"] = {"mask": "c"}
