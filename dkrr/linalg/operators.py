@@ -535,7 +535,8 @@ class RidgeOperator:
 
     def tile(self, i: int, j: int, out: FloatArray, *, start: int = 0, stop: int | None = None) -> FloatArray:
         """Tile (i, j) of A, i >= j, written to ``out`` (rows of i, rows of j); or some of its rows, as for K."""
-        with np.errstate(over="ignore"):  # what float32 cannot hold is named before a tile is written
+        # what float32 cannot hold is named before a tile is written, also where a weight of zero makes NaN of it
+        with np.errstate(over="ignore", invalid="ignore"):
             if self.gram is None:
                 self.gram_tile(i, j, out, start=start, stop=stop)
             else:
