@@ -31,6 +31,7 @@ from dkrr.dataset.table import (
     check_in_order,
     check_places,
     is_place,
+    left_over,
     placed,
     refuse_shuffled_numbers,
     resolve,
@@ -486,10 +487,14 @@ def _as_before(base: Dataset, table: Table, **given: Any) -> dict[str, Any]:
     if by_place:
         is_asked = table.target is None and all(columns is None for columns in given.values())
         check_places(base, table.places, table.label, is_named=table.is_named)
+        if table.is_named and not base.names:
+            refuse_shuffled_numbers(table.names, (), table.label)
         if given["features"] is None and not (is_asked or table.places) and base.places:
             check_in_order(base.places[0], table.label)
         features, targets, weights = (placed(base.places, table.names) if is_asked else None) or ([], [], [])
         weight = weights[0] if weights else None
+    elif not base.named_targets and base.y is not None and table.target is None and given["target"] is None:
+        targets = left_over(base, table, [*features, weight])
     own = {
         "target": (targets[0] if base.y_is_1d and targets else targets, table.target),
         "features": (features, None),

@@ -781,7 +781,19 @@ def ordered_like(fitted: Fitted, table: Table) -> dict[str, Any]:
     if fitted.named_targets:
         find_names(fitted.named_targets, table.names, table.label)
         return {"features": features, "target": list(fitted.named_targets)}
-    left = [name for j, name in enumerate(table.names) if name not in features and j != table.weight]
+    weight = None if table.weight is None else table.names[table.weight]
+    return {"features": features, "target": left_over(fitted, table, [*features, weight])}
+
+
+def left_over(fitted: Fitted, table: Table, others: Sequence[str | None]) -> list[str]:
+    """The columns of a table besides ``others``, for the targets of a fit that had no names.
+
+    Raises
+    ------
+    DataError
+        They are not as many.
+    """
+    left = [name for name in table.names if name not in others]
     wanted = 1 if fitted.classes is not None else fitted.num_targets
     if len(left) != wanted:
         raise DataError(
@@ -790,7 +802,7 @@ def ordered_like(fitted: Fitted, table: Table) -> dict[str, Any]:
             hint="leave the others out of the file",
         )
     refuse_shuffled_numbers(left, (), table.label, "targets")
-    return {"features": features, "target": left}
+    return left
 
 
 def match_features(fitted: Fitted, dataset: Dataset) -> tuple[int, ...] | None:

@@ -39,6 +39,7 @@ from dkrr.dataset.table import (
     match_features,
     ordered_like,
     placed,
+    refuse_shuffled_numbers,
     target_columns,
 )
 from dkrr.dataset.writer import check_outside
@@ -615,6 +616,8 @@ def evaluate_job(
 
 def _by_place(model: Model, table: Table) -> dict[str, Any]:
     """Columns of a table without names in common: where they stood when the model was fitted, else targets last."""
+    if table.is_named and not model.names:
+        refuse_shuffled_numbers(table.names, (), table.label)
     if columns := placed(model.places[:2], table.names):
         return dict(zip(("features", "target"), columns, strict=True))
     return {"target": list(range(-1 if model.classes is not None else -model.observed.num_targets, 0))}

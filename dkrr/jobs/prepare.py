@@ -37,6 +37,7 @@ from dkrr.dataset.table import (
     match_targets,
     ordered_like,
     placed,
+    refuse_shuffled_numbers,
     resolve,
     target_columns,
     visible_files,
@@ -166,6 +167,8 @@ def open_data(
 
 def _as_they_stood(fitted: Dataset, table: Table, data: DataSpec) -> dict[str, Any]:
     """Columns without names in common: those that stand where they stood in the fit, unless numbers say otherwise."""
+    if table.is_named and not fitted.names:
+        refuse_shuffled_numbers(table.names, (), table.label)
     own, columns = [*fitted.names, *fitted.named_targets], placed(fitted.places[:2], table.names)
     told = {role: getattr(data, role) for role in ("features", "target", "weight")}
     given = {role: [value] if isinstance(value, str | int) else value or [] for role, value in told.items()}

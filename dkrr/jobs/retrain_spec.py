@@ -86,8 +86,8 @@ class RetrainTable(Table):
 class HoldoutSpec(HeldOutRows):
     """``[holdout]``: rows that no fit sees, of this version or a later one. One of ``path``, ``mask``, ``fraction``.
 
-    ``fraction`` is decided once for each row by a hash of its number. ``mask`` is a column of the incoming files, by its
-    name, or its number where they have no names, or a file with one value for each row of the data set. ``path`` holds
+    ``fraction`` is decided once for each row by a hash of its number. ``mask`` is a column of the incoming files, by
+    name, or by number where they have no names, or a file with one value for each row of the data set. ``path`` holds
     rows of their own, which are never added to the data set; rows that were held out before stay out of the fits.
 
     Parameters

@@ -235,6 +235,8 @@ def compared_targets(y: Any, shape: tuple[int, ...], model: Model) -> Floats:
     DataError
         Another shape, which NumPy might broadcast; a value that is not finite; a name that is missing.
     """
+    if y is None:
+        raise DataError(f"y is missing; {shape} expected", hint="give the targets of these rows")
     if len(frame_labels(y) or ()) > 1:
         y = matched_columns(y, () if "target_names" in model.made_up else model.target_names, "y", "targets")
     with _explaining():

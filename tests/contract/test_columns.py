@@ -882,6 +882,14 @@ def test_names_that_were_made_up_for_a_file_are_none(tmp_path: Path, monkeypatch
         assert json.loads(run("fit", file, "--json").stdout)["score"]["r2"][0] > 0.99
 
 
+def test_a_target_without_a_name_is_the_one_column_that_is_left(tmp_path: Path) -> None:
+    data = dkrr.ingest(FRAME[["a", "b", "c"]], tmp_path / "train.zarr", y=Y)
+    two = csv(FRAME.assign(z=FRAME["y"], y=-100.0), tmp_path / "two.csv")
+    run("ingest", two, data.path, "--append", exits=4, said="2 columns besides the features ('y', 'z'); 1 expected")
+    run("ingest", csv(FRAME.rename(columns={"y": "z"}), tmp_path / "one.csv"), data.path, "--append")
+    np.testing.assert_array_equal(dkrr.open_dataset(data.path).targets.read(120, 240)[:, 0], Y)
+
+
 def test_columns_that_may_have_been_chosen_in_either_order_are_refused(tmp_path: Path) -> None:
     data = dkrr.ingest(FRAME, tmp_path / "train.zarr", target="y", features=["c", "a"])
     dkrr.KernelRidge(kernel="linear", alpha=1e-8).fit(data).save(tmp_path / "model.zarr")
@@ -1025,6 +1033,9 @@ def test_such_numbers_of_targets_are_refused_where_a_file_is_evaluated(tmp_path:
     assert float(run("evaluate", model, data, "--metric", "rmse").stdout.split()[1]) < 1e-6
     both[["a", "b", "c", "1", "0"]].to_parquet(data)
     run("evaluate", model, data, exits=4, said="targets '1', '0'")
+    dkrr.KernelRidge(alpha=1e-8).fit(pd.DataFrame(X), Y).save(tmp_path / "plain.zarr")
+    pd.DataFrame(np.column_stack([Y, X]), columns=["3", "0", "1", "2"]).to_parquet(data)
+    run("evaluate", tmp_path / "plain.zarr", data, exits=4, said="columns '3', '0', '1', '2'")
 
 
 @pytest.mark.parametrize("labels", [[True, False, None], [pd.NA, 10, 11], [0, pd.NA, 2], [0.0, 1.0, 2.0]], ids=str)
