@@ -533,6 +533,9 @@ def _check_same_columns(base: Dataset, table: Table, layout: Layout, fields: dic
         if len(old) != len(new) or (old != new and is_named and all(table.has_name(j) for j in numbers)):
             old_text, new_text = (f"{len(names)} ({', '.join(names[:8])})" for names in (old, new))
             differing.append(f"{name.partition('_')[0]}s: {old_text} there, {new_text} given")
+    old_classes, new_classes = (list(classes or ()) for classes in (base.classes, fields["classes"]))
+    if old_classes != new_classes:
+        differing.append(f"classes: {old_classes or 'none'} there, {new_classes or 'none'} given")
     if differing:
         raise DataError(
             f"{table.label} does not fit {base.path} ({'; '.join(differing)})",

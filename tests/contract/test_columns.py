@@ -143,6 +143,19 @@ def test_targets_of_a_data_set_are_matched_by_name(tmp_path: Path) -> None:
     run("evaluate", tmp_path / "model.zarr", tmp_path / "other.zarr", exits=4, said="has no targets 'z'")
 
 
+@pytest.mark.parametrize("labels", [[0, 2], [1, 0], None], ids=str)
+def test_a_data_set_of_other_classes_is_not_appended(labels: list[int] | None, tmp_path: Path) -> None:
+    rows = np.column_stack([X, np.arange(120) % 2])
+    data = dkrr.ingest(rows, tmp_path / "train.zarr", target=3, one_hot=True)
+    if labels is None:
+        data, other = dkrr.ingest(np.column_stack([X, Y, Y]), tmp_path / "other.zarr", target=[3, 4]), data
+    else:
+        rows[:, 3] = np.take(labels, np.arange(120) % 2)
+        other = dkrr.ingest(rows, tmp_path / "other.zarr", target=3, one_hot=True, classes=labels)
+    with pytest.raises(dkrr.DataError, match="classes: "):
+        dkrr.ingest(other, data.path, append=True)
+
+
 def test_columns_of_a_given_matrix_are_matched_by_name(tmp_path: Path) -> None:
     names = [f"mol{j}" for j in range(120)]
     matrix = pd.DataFrame(X @ X.T, columns=names)
