@@ -301,7 +301,7 @@ class FactorPreconditioner(Preconditioner):
         with work.scratch() as scratch:
             source, between, result = (
                 # nobody but the tasks of this application reads it, and they know its shape: no metadata on disk
-                BlockColumns(ChunkArray(scratch, name, (m, c), chunks, factor.array.dtype), factor.grid)
+                BlockColumns(ChunkArray(scratch, name, (m, c), chunks, factor.array.dtype, flat=True), factor.grid)
                 for name in ("r", "z", "u")
             )
             source.fill((r[:m] / scale).astype(factor.dtype))
