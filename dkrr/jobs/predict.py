@@ -125,6 +125,13 @@ def work_of(output: str) -> str:
     return sibling(output, ".work")
 
 
+def _clear(work: str) -> None:
+    """Remove such a folder; what says whose it is goes after rows and results, for whoever is killed in between."""
+    for name in (ROWS, RESULT):
+        remove_array(join(work, name))
+    remove_array(work)
+
+
 def _is_empty(names: Iterable[str]) -> bool:
     """Whether neither rows nor results are among what such a folder holds."""
     return {ROWS, RESULT}.isdisjoint(names)
@@ -461,7 +468,7 @@ def predict_job(
             location, data, output, extras or Extras(), overwrite, reading or {}, keep, progress
         )
         export_predictions(predictions, output, stamp=stamp | origin, overwrite=overwrite)
-        remove_array(work)
+        _clear(work)
         return Predicted(predictions.num_rows, version)
 
     with nothing_new(work), hold_lock(work):
@@ -471,7 +478,7 @@ def predict_job(
             if isinstance(exc, DamagedChunkError) and not is_below(exc.path, work):
                 raise
             logger.info("what an interrupted prediction left in %s is made anew: %s", work, exc.message)
-            remove_array(work)
+            _clear(work)
             return predict()
         finally:
             if _is_empty(children(work)):  # of one that began nothing
@@ -491,7 +498,7 @@ def _version_for(model: NamedModel, reference: Reference, work: str) -> Version:
             return model.resolve(str(found["version"]))
         except StoreError:
             pass  # pruned since
-    remove_array(work)
+    _clear(work)
     version = model.resolve(reference.selector)
     write_json(work, VERSION, {**meant, "version": version.id})
     return version
@@ -527,7 +534,7 @@ def _predicted(
             if extras.needs_variance:
                 variances, _ = predict_dataset(model, dataset, result, executor, progress, phase="variance")
     except DataError:  # these rows stay as bad as they are, there is nothing to continue
-        remove_array(work)
+        _clear(work)
         raise
 
     def read(start: int, stop: int) -> Floats:

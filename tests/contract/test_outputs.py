@@ -179,6 +179,28 @@ def test_a_prediction_that_was_killed_can_be_started_again_and_another_at_work_i
     assert {path.name for path in place.glob("out.csv*")} == {"out.csv", "out.csv.json"}
 
 
+def test_a_prediction_that_was_killed_as_it_cleared_up_is_in_nobodys_way(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rmtree = shutil.rmtree
+
+    def killed(folder: Any, **options: Any) -> None:
+        if not str(folder).endswith((".work", "result.zarr")):
+            return rmtree(folder, **options)
+        for file in Path(folder).iterdir():  # files go first, and then the process is killed
+            if file.is_file():
+                file.unlink()
+        raise KeyboardInterrupt
+
+    given = "predict", "model.zarr", "rows.csv", "-o", "out.csv"
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        run(*given, exits=None)
+    assert Path("out.csv.work/result.zarr").exists()
+    run(*given)
+    assert not Path("out.csv.work").exists()
+
+
 def test_a_prediction_that_was_killed_as_it_wrote_its_stamp_leaves_nothing_behind(place: Path) -> None:
     command = ["predict", "model.zarr", "rows.csv", "-o", "out.csv"]
     killing = "\n".join([
