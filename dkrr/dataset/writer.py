@@ -150,6 +150,18 @@ def tidy(location: Any) -> None:
         array.save_shape()
 
 
+def remove_dataset(location: Any) -> None:
+    """Remove what is at a place; of a data set its metadata last: what a kill leaves is made anew, not refused."""
+    with contextlib.suppress(StoreError):  # whatever else is there
+        if attributes_of(location):
+            document = read_json(location, "zarr.json") or {}
+            document["attributes"]["complete"] = False
+            write_json(location, "zarr.json", document)
+            for name in filter(_ARRAY.fullmatch, children(location)):
+                remove_array(join(location, name))
+    remove_array(location)
+
+
 class DatasetWriter:
     """Writes a data set, of which the caller holds the lock; see :func:`writing`.
 

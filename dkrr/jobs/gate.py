@@ -215,7 +215,7 @@ def _fit(
     if result is None:
         drive_job(job, directory, progress=progress, source=job.to_toml().encode())
         result = directory.read("result.json") or {}
-    if result["data"]["digests"] != digests(dataset)[1:]:
+    if result["data"]["digests"] != digests(dataset)[1:4]:
         directory.remove_all()
         raise InterruptedRunError(f"{dataset.path} was changed before the fit had opened it", hint="start again")
     note_user(spec.store, spec.retrain.registry)

@@ -57,13 +57,13 @@ from dkrr.dataset.dataset import pack, unpack
 from dkrr.dataset.rows import decode_floats
 from dkrr.dataset.sources import open_table
 from dkrr.dataset.table import column_number, is_place
-from dkrr.dataset.writer import is_finished
+from dkrr.dataset.writer import is_finished, remove_dataset
 from dkrr.errors import DataError, InterruptedRunError, ParameterError, StoreError, StoreMismatchError
 from dkrr.jobs.prepare import check_columns
 from dkrr.jobs.retrain_spec import Delivery, DriftSpec, RetrainSpec
 from dkrr.jobs.run_directory import RunDirectory, utc_now
 from dkrr.store.documents import plain
-from dkrr.store.files import children, join, json_bytes, parse_json, place, remove_array
+from dkrr.store.files import children, join, json_bytes, parse_json, place
 
 logger = logging.getLogger("dkrr.retrain")
 
@@ -112,8 +112,9 @@ def open_rows(spec: RetrainSpec) -> Dataset | None:
 
 
 def digests(dataset: Dataset) -> list[Any]:
-    """What a data set holds, in four values."""
-    return [dataset.num_rows, dataset.digest, dataset.digest_y, dataset.digest_weight]
+    """What a data set holds, in four values, and what its columns and classes are called."""
+    names = [dataset.feature_names, dataset.target_names, dataset.classes]
+    return [dataset.num_rows, dataset.digest, dataset.digest_y, dataset.digest_weight, plain(names)]
 
 
 class History:
@@ -502,12 +503,12 @@ class History:
         try:
             return ingest(source, location, label=label, **options)
         except StoreMismatchError:  # read by other rules before, or other bytes
-            remove_array(location)
+            remove_dataset(location)
             return ingest(source, location, label=label, **options)
 
     def forget(self, key: str) -> None:
         """Remove the draft of a batch."""
-        remove_array(join(self.scratch, f"{key[:PREFIX]}.zarr"))
+        remove_dataset(join(self.scratch, f"{key[:PREFIX]}.zarr"))
 
 
 def _numbers(dataset: Dataset | None) -> set[int]:

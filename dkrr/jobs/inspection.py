@@ -42,6 +42,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dkrr.dataset import open_dataset
+from dkrr.dataset.writer import remove_dataset
 from dkrr.errors import DkrrError, LockedError, StoreError
 from dkrr.jobs.facts import result_facts
 from dkrr.jobs.registry import ALIASES, GRACE_SECONDS, VERSIONS, NamedModel, check_version
@@ -68,7 +69,6 @@ from dkrr.store.files import (
     read_json,
     read_key,
     relative_to,
-    remove_array,
     sibling,
     users_of,
 )
@@ -445,7 +445,7 @@ def delete_garbage(items: Sequence[Garbage], look: Callable[[], list[Garbage]]) 
             now = set(look())
             for item in ours:
                 if item in now:
-                    remove_array(item.location)
+                    remove_dataset(item.location)
                     delete_key(parent_of(item.location), name_of(item.location))  # of a file or an object
                     num_bytes += item.num_bytes
                 elif item.location not in {sibling(array, ".lock") for array in held}:  # which we hold ourselves

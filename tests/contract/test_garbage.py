@@ -335,3 +335,26 @@ def test_of_interrupted_writes_only_those_of_dkrr_are_garbage(tmp_path: Path) ->
     before = contents(tmp_path / "runs")
     run("gc", tmp_path / "runs", "--yes")
     assert before - contents(tmp_path / "runs") == ours
+
+
+@pytest.mark.parametrize("count", range(1, 12))
+def test_a_collection_that_was_killed_leaves_nothing_that_a_fit_refuses(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, rmtree, calls = tmp_path / "store", shutil.rmtree, 0
+    path = job(tmp_path, "run", "store")
+    run("fit", path)
+    shutil.rmtree(tmp_path / "run")
+    make_old(tmp_path)
+
+    def killed(folder: Any, **options: Any) -> None:
+        nonlocal calls
+        calls += str(folder).startswith(str(store))
+        if calls == count:
+            raise KeyboardInterrupt
+        rmtree(folder, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        CliRunner().invoke(main, ["gc", str(store), "--yes"])
+    run("fit", path)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
@@ -392,6 +393,28 @@ def test_a_column_marks_the_rows_of_a_data_set_that_another_job_made(
     again = project.run()
     assert (again.num_rows, again.fit["score"]) == (first.num_rows, first.fit["score"])
     assert rows_kept is not None or again.num_rows == 360
+
+
+def test_rows_that_are_made_anew_under_other_names_are_fitted_again(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", gate={"tolerance": 9.0, "min_r2": -9.0})
+    for names in (["a", "b", "c", "y"], ["b", "a", "c", "y"]):  # exchanged
+        shutil.rmtree(project.rows, ignore_errors=True)
+        dkrr.ingest(pd.DataFrame(rows_of(1, 120), columns=names), project.rows, target="y")
+        assert project.run().outcome == "promoted"
+        assert dkrr.load_model(project.model.resolve().model_path).feature_names == names[:3]
+
+
+def test_rows_that_are_made_anew_with_other_labels_are_not_passed_over(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", gate={"tolerance": 9.0})
+    rows = rows_of(1, 120)
+    rows[:, 3] = rows[:, 0] > 0
+    frame = pd.DataFrame(rows, columns=["a", "b", "c", "y"])
+    dkrr.ingest(frame, project.rows, target="y", one_hot=True)
+    project.run()
+    shutil.rmtree(project.rows)
+    dkrr.ingest(frame.assign(y=2 * frame["y"]), project.rows, target="y", one_hot=True)
+    with pytest.raises(dkrr.DataError, match="rows of class 2; the model knows 0, 1"):
+        project.run()
 
 
 @pytest.mark.parametrize(("mask", "said"), [(2, "this one 'c'"), ("2", "this one 'c'"), ("x2", "is a name")])
