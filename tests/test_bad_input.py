@@ -21,6 +21,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import zarr
 from click.testing import CliRunner, Result
@@ -251,6 +252,27 @@ NOT_FINITE = [
     ),
 ]
 
+DATES = pa.table({"a": X[:, 0], "when": pd.date_range("2000", periods=200), "c": X[:, 2], "d": X[:, 3]})
+
+
+class LikePolars:
+    """A frame that as a whole makes numbers of dates."""
+
+    columns, shape = DATES.column_names, DATES.shape
+
+    def get_columns(self) -> list[Any]:
+        return list(DATES.columns)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return np.column_stack([X[:, 0], np.arange(200.0), X[:, 2:4]])
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, rows: slice) -> LikePolars:
+        return self
+
+
 WRONG_TYPES = [
     Case("text", fit(X.astype(str)), DataError, "X has dtype <U32; numbers expected"),
     Case("text, tiles", fit(X.astype(str), **TILES), DataError, "X has dtype <U32; numbers expected"),
@@ -264,6 +286,9 @@ WRONG_TYPES = [
         DataError,
         r"column 'when' of X has dtype datetime64",
     ),
+    Case("dates in pyarrow", fit(DATES), DataError, r"column 'when' of X has dtype datetime64"),
+    Case("dates in polars", fit(LikePolars()), DataError, r"column 'when' of X has dtype datetime64"),
+    Case("dates in polars, predict", predict(LikePolars()), DataError, r"column 'when' of X has dtype datetime64"),
     Case(
         "text in pandas", fit(pd.DataFrame({"a": X[:, 0], "b": "x"})), DataError, "column 'b' of X has dtype (str|obj)"
     ),

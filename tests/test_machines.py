@@ -26,6 +26,7 @@ from dkrr import (
     KernelHuberRegressor,
     KernelLogisticRegression,
     KernelQuantileRegressor,
+    KernelRidgeCV,
     KernelSVC,
     KernelSVR,
     ParameterError,
@@ -335,3 +336,13 @@ def test_a_convex_solver(name: str, kernel: str) -> None:
     found = ours.decision_function(X) if name == "hinge" else ours.predict(X)
     assert ours.solution_.certificates[0].primal == pytest.approx(least, rel=1e-8)
     assert np.abs(found - predicted).max() <= (1e-6 if name == "huber" else 1e-5) * np.abs(predicted).max()
+
+
+@pytest.mark.parametrize("dtype", ["int64", "Int64", "UInt64", "int64[pyarrow]"])
+def test_labels_and_folds_that_are_large_integers_stay_apart(dtype: str) -> None:
+    X = np.random.default_rng(0).standard_normal((60, 2))
+    labels = pd.Series(np.array([5, 2**53, 2**53 + 1])[np.digitize(X[:, 0], [-0.5, 0.5])], dtype=dtype)
+    est = KernelSVC(C=100.0).fit(X, labels)
+    assert est.classes_.tolist() == [5, 2**53, 2**53 + 1]
+    found = KernelRidgeCV(kernel="rbf", alphas=[0.1], cv=labels).fit(X, X[:, 1]).scores_
+    assert found == KernelRidgeCV(kernel="rbf", alphas=[0.1], cv=labels.to_numpy(np.int64)).fit(X, X[:, 1]).scores_

@@ -355,6 +355,11 @@ def to_floats(values: Any, label: str, first_row: int = 0) -> Floats:
     DataError
         Anything but real numbers; the dtype is named, for objects also the row.
     """
+    if labels := frame_labels(values):  # column by column: as a whole, dates beside floats would be numbers
+        columns = [column for _, column in values.items()] if hasattr(values, "iloc") else values.columns
+        columns = values.get_columns() if hasattr(values, "get_columns") else columns
+        named = [(f"column {name!r} of {label}", np.asarray(item)) for name, item in zip(labels, columns, strict=True)]
+        return np.column_stack([to_floats(item, name, first_row) for name, item in named])
     if isinstance(values, np.ma.MaskedArray):
         # a masked value is a missing one; asarray would uncover what is under the mask
         return np.ma.filled(values.astype(np.float64), np.nan)

@@ -159,6 +159,7 @@ def label_arrays(estimator: Any, X: Any, y: Any) -> tuple[Floats, NDArray[Any], 
     from sklearn.utils import multiclass
 
     _refuse_missing_labels(y)
+    y = with_own_integers(y)
     with _explaining() as theirs:
         rows = _numbers(X, "X")
         theirs.validate_data(estimator, X, y, skip_check_array=True)
@@ -168,6 +169,12 @@ def label_arrays(estimator: Any, X: Any, y: Any) -> tuple[Floats, NDArray[Any], 
     if len(classes) < 2:
         raise DataError(f"y has one class, {classes.tolist()[0]!r}; at least two classes expected")
     return rows, classes, codes
+
+
+def with_own_integers(values: Any) -> Any:
+    """A series of nullable integers as an array of integers, which scikit-learn makes floats of; others as they are."""
+    dtype = getattr(getattr(values, "dtype", None), "numpy_dtype", None)
+    return values.to_numpy(dtype=dtype) if dtype is not None and dtype.kind in "iub" and not values.hasnans else values
 
 
 def _refuse_missing_labels(y: Any) -> None:
@@ -263,9 +270,8 @@ def _numbers(values: Any, label: str) -> Any:
     if hasattr(values, "toarray"):
         values = _dense(values, label)
     try:
-        if hasattr(values, "iloc") and values.ndim == 2 and values.shape[1]:
-            columns = [to_floats(np.asarray(item), f"column {name!r} of {label}") for name, item in values.items()]
-            array = np.column_stack(columns)
+        if frame_labels(values):
+            array = to_floats(values, label)
         else:
             given = np.asanyarray(values)
             if given.dtype.kind == "c":

@@ -57,7 +57,7 @@ from dkrr.linalg.workspace import Workspace
 from dkrr.models.estimator import WithRidge, keeps_its_fit
 from dkrr.models.model import Model
 from dkrr.models.tiled import Training, leave_one_out_rows
-from dkrr.models.validation import check_alpha, check_flag
+from dkrr.models.validation import check_alpha, check_flag, with_own_integers
 from dkrr.tiles import TileMatrix
 
 Rows = NDArray[np.intp]
@@ -87,6 +87,7 @@ def make_folds(cv: Any, X: Any, y: Any) -> list[Fold]:
     DataError
         A fold is empty, or names rows that do not exist; a label is missing.
     """
+    cv = with_own_integers(cv)
     how = "give a number of folds, a splitter, (train, test) pairs, or a label for each row"
     has_labels = hasattr(cv, "shape") and hasattr(cv, "dtype") and np.ndim(cv) == 1
     try:
