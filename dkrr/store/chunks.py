@@ -92,7 +92,7 @@ class ChunkArray:
     dtype
         "float64" or "float32".
     flat
-        All chunks are in one folder, which takes half the time of a folder for each row: only without metadata.
+        All chunks are in one folder, which takes less time than a folder for each row: only without metadata.
     """
 
     store: str
