@@ -157,8 +157,7 @@ def remove_dataset(location: Any) -> None:
             document = read_json(location, "zarr.json") or {}
             document["attributes"]["complete"] = False
             write_json(location, "zarr.json", document)
-            for name in filter(_ARRAY.fullmatch, children(location)):
-                remove_array(join(location, name))
+            tidy(location)
     remove_array(location)
 
 

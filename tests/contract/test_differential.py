@@ -14,24 +14,8 @@ from tests.contract.differential import check, draw, failures
 # kernel that seem to be in the span of one; more features than rows;
 # entries that float32 cannot hold, in rows of weight zero
 ONCE_WRONG = (
-    98,
-    494,
-    1241,
-    1716,
-    2085,
-    2118,
-    2328,
-    11166,
-    11174,
-    11828,
-    12390,
-    30826,
-    40193,
-    60136,
-    70117,
-    92724,
-    101143,
-)
+    98, 494, 1241, 1716, 2085, 2118, 2328, 11166, 11174, 11828, 12390, 30826, 40193, 60136, 70117, 92724, 101143,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("seeds", [*(range(first, first + 10) for first in range(0, 100, 10)), ONCE_WRONG], ids=str)
