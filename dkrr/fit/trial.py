@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import pairwise
 from math import ceil, log, log2
 from typing import Literal
 
@@ -163,19 +164,32 @@ class Trial:
         if 0 in found and n > s:
             # what a preconditioner does not take away is the smallest eigenvalues, which a sample sees least of
             found[0] = replace(found[0], high=ceil(PLAIN_MARGIN * found[0].high))
+        for fewer, more in pairwise(tried):  # more pivots leave less; a small sample hardly sees how much
+            low, high = (min(getattr(found[rank], end) for rank in (fewer, more)) for end in ("low", "high"))
+            found[more] = Iterations(low, high)
         return {rank: found[min(rank, largest)] for rank in ranks}
 
     def _counts(
         self, part: slice, alpha: float, scaled: float, ranks: Sequence[int], factor: FloatArray, tol: float
     ) -> dict[int, tuple[float, float]]:
-        """Iterations with alpha and with alpha s / n for each rank."""
+        """Iterations with alpha and with alpha s / n for each rank, all of which are done together.
+
+        Where the time ends before the iterations do, their number comes from the rate so far, which improves as they
+        go on: with the same seconds for each, and so fewer iterations, large ranks look worse than they are.
+        """
         matrix, rhs = np.ascontiguousarray(self._system[part, part]), np.tile(self._rhs[part], 2)
-        alphas, found = np.repeat([alpha, scaled], rhs.shape[1] // 2), {}
-        for rank in ranks:
-            precondition = _low_rank(np.ascontiguousarray(factor[:rank, part]), alphas)
-            counts = _iterate(matrix, alphas, rhs, precondition, tol, self.seconds / (2 * len(ranks)))
-            found[rank] = (float(counts[: len(counts) // 2].max()), float(counts[len(counts) // 2 :].max()))
-        return found
+        alphas = np.repeat([alpha, scaled], rhs.shape[1] // 2)
+        each = [_low_rank(np.ascontiguousarray(factor[:rank, part]), alphas) for rank in ranks]
+
+        def precondition(r: FloatArray) -> FloatArray:
+            pieces = np.split(r, len(each), axis=1)
+            done = [apply(piece) if piece.any() else piece for apply, piece in zip(each, pieces, strict=True)]
+            return np.hstack(done)
+
+        every, many = np.tile(alphas, len(each)), np.tile(rhs, len(each))
+        counts = _iterate(matrix, every, many, precondition, tol, self.seconds / 2)
+        slowest = counts.reshape(len(each), 2, -1).max(axis=2).tolist()
+        return {rank: (own, small) for rank, (own, small) in zip(ranks, slowest, strict=True)}
 
     def _columns(self, rank: int) -> FloatArray:
         """F^T (r, s) at the rows of the sample, F F^T close to S K S; fewer columns where nothing is left.
@@ -284,6 +298,7 @@ def _iterate(
         counts[(counts == 0) & (relative <= tol)] = iteration
         if counts.all() or (iteration >= 4 and time.perf_counter() - started > seconds):
             break
+        r[:, counts > 0] = 0.0  # nothing more is done for them
         z, before = apply(r), rz
         rz = dots(r, z)
         p = z + ratio(rz, before) * p

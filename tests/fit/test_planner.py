@@ -163,6 +163,15 @@ def test_a_third_of_the_rows_gives_the_right_size(kernel: str) -> None:
     assert found[0].high > found[100].high > found[400].high >= 1
 
 
+def test_a_larger_preconditioner_is_never_expected_to_need_more_iterations() -> None:
+    rng, ranks = np.random.default_rng(0), (0, 100, 200, 400)
+    x = rng.standard_normal((1000, 5))
+    y = np.sin(x[:, 0]) + x[:, 1] * x[:, 2] + 0.1 * rng.standard_normal(1000)
+    # of 400 rows, which say next to nothing of how the iterations of rank 400 grow
+    found = Trial(make_kernel("matern").resolve(5), x, y[:400, None], 20_000, seconds=20.0).cg([1e-3], ranks, 1e-6)
+    assert sorted((found[rank].high for rank in ranks), reverse=True) == [found[rank].high for rank in ranks]
+
+
 # --- the simulated schedule ------------------------------------------------------------------------------------------
 
 # tiles for which only arithmetic counts, a product taking a second
