@@ -837,6 +837,7 @@ COLUMNS: list[tuple[dict[str, Any], str]] = [
     ({"target": []}, "empty list"),
     ({"target": 1.5}, "neither a name nor a number"),
     ({"target": True}, "neither a name nor a number"),
+    ({"weight": np.ones(3)}, r"weight array\(.*neither a name nor a number"),
     ({"weight": "prise"}, "weight 'prise'.*did you mean 'price'"),
     ({"features": ["aera"]}, "features 'aera'.*did you mean 'area'"),
     ({"features": "area"}, "a list of names"),

@@ -338,6 +338,34 @@ def test_a_convex_solver(name: str, kernel: str) -> None:
     assert np.abs(found - predicted).max() <= (1e-6 if name == "huber" else 1e-5) * np.abs(predicted).max()
 
 
+@pytest.mark.parametrize(
+    "machine",
+    [
+        KernelHuberRegressor(alpha=5e-7, gamma=0.5),
+        KernelHuberRegressor(alpha=5e-7, gamma=0.5, fit_intercept=False),
+        KernelSVR(C=1e6, gamma=0.5),
+        KernelSVR(C=1e6, loss="squared_epsilon_insensitive", gamma=0.5),
+        KernelQuantileRegressor(alpha=5e-7, gamma=0.5),
+        KernelSVC(C=1e6, gamma=0.5),
+    ],
+    ids=repr,
+)
+def test_a_row_of_great_weight_does_not_hide_the_others(machine: Any) -> None:
+    """The objective at f = 0, times eps, is more than that of all other rows together."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((60, 2))
+    y = np.sin(2 * x[:, 0]) + 0.1 * rng.standard_normal(60)
+    if isinstance(machine, KernelSVC):
+        y = np.where(x[:, 0] + 0.5 * rng.standard_normal(60) > 0, 1, -1)
+    # the row is met exactly in both; C w is 1 in the others
+    weights = np.full((2, 60), 1e-6)
+    weights[:, 3] = 1e8, 1e13
+    found = [clone(machine).fit(x, y, weight) for weight in weights]
+    values = [one.decision_function(x) if isinstance(one, KernelSVC) else one.predict(x) for one in found]
+    assert np.ptp(values[0]) > 1
+    np.testing.assert_allclose(values[1], values[0], rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", ["int64", "Int64", "UInt64", "int64[pyarrow]"])
 def test_labels_and_folds_that_are_large_integers_stay_apart(dtype: str) -> None:
     X = np.random.default_rng(0).standard_normal((60, 2))

@@ -16,6 +16,7 @@ import decimal
 import mmap
 import numbers
 import re
+import reprlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -532,8 +533,9 @@ def column_number(table: Table, column: Any, role: str) -> int:
         It does not exist, or may be either of two.
     """
     names, is_text = table.names, isinstance(column, str)
-    if isinstance(column, bool) or not (is_text or hasattr(type(column), "__index__")):
-        raise ParameterError(f"{role} {column!r} is neither a name nor a number", hint="use a column name")
+    if isinstance(column, bool) or not (is_text or isinstance(column, int | np.integer)):
+        hint = "use a column name; arrays are given as y and sample_weight"
+        raise ParameterError(f"{role} {reprlib.repr(column)} is neither a name nor a number", hint=hint)
     named = [j for j, name in enumerate(names) if name == str(column)]
     number = int(column) if is_place(column, names) else None
     placed = [j for j in range(len(names)) if number in (j, j - len(names))]

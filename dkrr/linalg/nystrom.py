@@ -16,7 +16,8 @@ which bounds the error of f: up to the factor by which the preconditioner misses
 (sum_i w_i |f(x_i) - f*(x_i)|^2 + alpha |f - f*|^2)^1/2, for the minimiser f*. (The residual of c itself says little:
 a nearly singular K leaves c undetermined where f is not.) Where K is nearly singular and alpha is small, rounding may
 keep the left side above tol. An answer whose backward error is that of rounding c, eps, counts as converged then: it is
-the exact solution of a system that no one could tell from this one. The message says so.
+the exact solution of a system that no one could tell from this one. The message says so. The bound is
+in the norm of the weights, though: it must not leave more than a twentieth of the targets to rows without weights.
 
 The preconditioner is that of Falkon: two triangles, the second one from more rows than the centres.
 
@@ -103,7 +104,7 @@ from dkrr.linalg.preconditioner import pivot_rows
 from dkrr.linalg.primal import Equations, left_out, left_out_of_few
 from dkrr.linalg.primal_passes import CentreFeatures, DatasetRows, FeatureRows, MemoryRows
 from dkrr.linalg.products import Precision, is_nonnegative
-from dkrr.linalg.solution import IterativeSettings, NystromSettings, Solution
+from dkrr.linalg.solution import LIMIT_RESIDUAL, IterativeSettings, NystromSettings, Solution
 from dkrr.linalg.workspace import BARE_BYTES, BASELINE_BYTES, Workspace, check_task_memory, resumable_folder
 from dkrr.store.files import place, storage_errors
 from dkrr.tiles.blas import potrf
@@ -213,6 +214,18 @@ class NystromResult:
     center: FloatVector | None
     solution: Solution
     intercept: FloatVector | None = None
+
+
+def _evenness(dataset: Dataset) -> float:
+    """(min_i w_i / mean_i w_i)^1/2 of the rows with a positive weight, 1 without weights.
+
+    An error whose weighted root mean square is e has one of at most e divided by this without the weights.
+    """
+    if dataset.weight is None:
+        return 1.0
+    weight = dataset.weight.read(0, dataset.num_rows)[:, 0]
+    used = weight[weight > 0]
+    return float(np.sqrt(used.min() / used.mean())) if len(used) else 1.0
 
 
 def sample_size(n: int, m: int) -> int:
@@ -350,6 +363,7 @@ class _Fit:
         row_sums = self._first_pass()
         coefficients, converged, iterations = np.zeros((len(numbers), t)), np.zeros(t, np.bool_), 0
         relative, backward = np.zeros(t), np.zeros(t)
+        limit = LIMIT_RESIDUAL * _evenness(dataset)
         intercept = None if self.centring is None else self.centring.offset
         factor = np.empty_like(self.estimate)
         for number, alpha in enumerate(dict.fromkeys(self.alphas.tolist())):
@@ -373,7 +387,8 @@ class _Fit:
             relative[targets], backward[targets] = self._norms(system, targets, found, row_sums)
             if result.num_iterations < self.iterative.iterations:
                 # conjugate gradients gave up before the limit: rounding stands between the residual and tol
-                converged[targets] |= backward[targets] <= EPS  # that of a solution rounded to float64
+                # that of a solution rounded to float64
+                converged[targets] |= (backward[targets] <= EPS) & (relative[targets] <= limit)
         solution = Solution(
             solver="nystrom",
             precision=self.precision,

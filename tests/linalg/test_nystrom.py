@@ -161,6 +161,17 @@ def test_a_smooth_kernel_whose_matrix_is_numerically_singular(tmp_path: Path, ga
     assert ("as small as rounding allows" in result.solution.message) == (max(result.solution.relative_residual) > 2e-8)
 
 
+def test_what_rounding_leaves_to_rows_of_little_weight_is_no_answer(tmp_path: Path) -> None:
+    """Where a residual is the best that float64 allows, it is so in the norm of the weights."""
+    rng = np.random.default_rng(0)
+    x, weight = rng.standard_normal((60, 2)), np.ones(60)
+    weight[[3, 9]] = 1e12
+    dataset = ingest(x, tmp_path / "rows.zarr", y=np.sin(2 * x[:, 0]), sample_weight=weight)
+    kernel = make_kernel("rbf", gamma=0.5).resolve(2)
+    with pytest.raises(ConvergenceError, match="largest relative residual"):
+        fit(tmp_path, dataset, 60, kernel, (1.0,), tol=1e-8)
+
+
 # --- what must not matter ---------------------------------------------------------------------------------------------
 
 
