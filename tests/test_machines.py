@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -364,6 +365,16 @@ def test_a_row_of_great_weight_does_not_hide_the_others(machine: Any) -> None:
     values = [one.decision_function(x) if isinstance(one, KernelSVC) else one.predict(x) for one in found]
     assert np.ptp(values[0]) > 1
     np.testing.assert_allclose(values[1], values[0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("C", [1e8, 1e16])
+def test_a_great_C_hides_no_gap(C: float) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((60, 2))
+    machine = KernelSVC(C=C, kernel="laplacian", gamma=0.5)
+    with contextlib.suppress(ConvergenceError):  # rounding alone, times C, is more than tol
+        (found,) = machine.fit(x, np.where(x[:, 0] + 0.3 * x[:, 1] > 0, 1, -1)).solution_.certificates
+        assert 0 < found.dual <= found.primal <= found.dual * (1 + 2e-6)
 
 
 @pytest.mark.parametrize("dtype", ["int64", "Int64", "UInt64", "int64[pyarrow]"])

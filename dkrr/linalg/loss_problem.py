@@ -148,9 +148,17 @@ class LossProblem:
 
     @cached_property
     def rounding(self) -> float:
-        """What of an objective is rounding alone: that of f = 0 and b = 0, times eps, were all rows the least heavy."""
-        least = float(self.C[self.C > 0].min()) if self.C.any() else 0.0
-        return EPS * least * float(self.loss.value(self.y, np.zeros_like(self.y)).sum())
+        """What of an objective is rounding alone: eps times the smaller one of two of f = 0 and b = 0.
+
+        Its own, were all rows the least heavy; and y^T y / max k_ii, what |f|^2 is at least near the targets: neither a
+        heavy row nor a large C makes more of it.
+        """
+        if not self.C.any():
+            return 0.0
+        losses = float(self.loss.value(self.y, np.zeros_like(self.y)).sum())
+        largest = float(self.columns.diagonal.max())
+        least = float(self.C[self.C > 0].min()) * losses
+        return EPS * (min(least, float(self.y @ self.y) / largest) if largest > 0 else least)
 
     def feasible(self, a: Vector) -> Vector:
         """a moved to where D(a) is finite: into its bounds, and to 1^T a = 0 with an intercept.
