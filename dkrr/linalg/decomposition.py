@@ -11,6 +11,12 @@ change in, by columns of K that are evaluated for it and forgotten. Half of the 
 those stay that are free. Rows far inside their conditions (shrinking: Joachims 1999) are left out of later rounds, and
 judged at the end by a product of all.
 
+Where K is nearly singular the free coefficients of a working set would trade places for ever. A little more on the
+diagonal of its block makes a round a proximal point step: any damping leads to the same answer, a large one in more
+rounds, a small one in longer ones, so that it is adapted. On 200 rows of a sine without noise (quantile 0.5, rbf, gamma
+10) alpha = 1e-2 takes 0.9 s in place of 24 s, and 1e-3 0.2 s in place of minutes; 1,500 rows with a linear kernel and
+C = 1e6 6 s in place of 50 s; others take as long as without.
+
 The answer for a quarter of the rows (and for that, one for a quarter of these) says where to begin: the sign of the
 residuals of its predictions puts most coefficients at the bound where they stay. From zeros a working set brings a
 thousand of them there in a round: n = 20,000, C = 1, 63 rounds; from a sample 11, with as many entries of K in all.
@@ -35,10 +41,10 @@ vectors of n, the rows, and 8 k^2 bytes for each working set, 8 m^2 for the fact
 
 References
 ----------
-Osuna, Freund and Girosi, An improved training algorithm for support vector machines, NNSP 1997; Platt, Fast training of
-support vector machines using sequential minimal optimization, 1998; Joachims, Making large-scale SVM learning
-practical, 1999; Fan, Chen and Lin, Working set selection using second order information, JMLR 6, 2005; Wen et al.,
-ThunderSVM, JMLR 19, 2018.
+Rockafellar, Monotone operators and the proximal point algorithm, 1976; Osuna, Freund and Girosi, An improved training
+algorithm for support vector machines, NNSP 1997; Platt, Fast training of support vector machines using sequential
+minimal optimization, 1998; Joachims, Making large-scale SVM learning practical, 1999; Fan, Chen and Lin, Working set
+selection using second order information, JMLR 6, 2005; Wen et al., ThunderSVM, JMLR 19, 2018.
 """
 
 from __future__ import annotations
@@ -89,8 +95,12 @@ STEPS_PER_ROW = 20
 # Newton steps in a row, and, within one, times that some stop at a bound.
 MAX_NEWTON_STEPS, MAX_STOPS = 5, 5
 # Times that both follow each other in a working set: beyond, each undoes what rounding was to the other, and the round
-# ends, so that all rows are looked at. A few hundred lead somewhere (linear kernel, C = 1e6: 290).
-MAX_TURNS = 1_000
+# ends, so that all rows are looked at, with more damping.
+MAX_TURNS = 50
+# Of the mean k_ii: what is added to the diagonal of a block, and between which bounds. Less of it, where a round of few
+# turns leaves more than SLOW of the gap.
+DAMPING, LEAST_DAMPING, MOST_DAMPING = 1e-9, 1e-13, 1e-5
+FEW_TURNS, SLOW = 3, 0.3
 # A Newton step ends a working set if at most this share of its free coefficients was not free before: while they come
 # and go it would be lost, and afterwards it takes the place of one round for each factor INNER_SHARE.
 STABLE = 0.1
@@ -328,7 +338,7 @@ class _Factor:
     """
 
     def __init__(self) -> None:
-        self.rows, self.shift = np.empty(0, dtype=np.intp), 0.0
+        self.rows, self.shift, self.damping = np.empty(0, dtype=np.intp), 0.0, 0.0
         self.memory, self.L = np.empty(0), np.empty((0, 0))
         self._forget()
 
@@ -337,12 +347,12 @@ class _Factor:
         self.W, self.names = np.empty((len(self.rows), 0)), np.empty(0, dtype=np.intp)
         self.is_known = np.ones(len(self.rows), dtype=bool)
 
-    def solve(self, Q: Matrix, ids: NDArray[np.intp], block: Any, right: Matrix) -> Matrix | None:
+    def solve(self, Q: Matrix, ids: NDArray[np.intp], damping: float, block: Any, right: Matrix) -> Matrix | None:
         """x of Q[block, block] x = right, or None where that has no factor; ``ids`` are the rows of Q in the matrix."""
         wanted = ids[block]
         left_out = np.flatnonzero(~np.isin(self.rows, wanted, assume_unique=True))
         is_new = ~np.isin(wanted, self.rows, assume_unique=True)
-        if UPDATED * (len(left_out) + np.count_nonzero(is_new)) <= len(self.rows):
+        if damping == self.damping and UPDATED * (len(left_out) + np.count_nonzero(is_new)) <= len(self.rows):
             return self._updated(Q, ids, np.asarray(block), left_out, is_new, right)
         self.rows, n = np.empty(0, dtype=np.intp), len(block)
         if self.memory.size < n * n:  # pages are mapped when they are first used, and stay
@@ -355,7 +365,7 @@ class _Factor:
         self.L[np.diag_indices(n)] += self.shift
         if potrf(self.L):
             return None
-        self.rows = wanted
+        self.rows, self.damping = wanted, damping
         self._forget()
         x: Matrix = trsm_left(self.L, trsm_left(self.L, right, transposed=False, few=True), transposed=True, few=True)
         return x
@@ -401,13 +411,13 @@ class _Factors:
     def __init__(self, number: int) -> None:
         self.free, self.lock = [_Factor() for _ in range(number)], Lock()
 
-    def solve(self, Q: Matrix, ids: NDArray[np.intp], block: Any, right: Matrix) -> Matrix | None:
+    def solve(self, Q: Matrix, ids: NDArray[np.intp], damping: float, block: Any, right: Matrix) -> Matrix | None:
         """x of Q[block, block] x = right, or None where that has no factor; ``ids`` are the rows of Q in the matrix."""
         with self.lock:
             shared = [np.isin(each.rows, ids[block]).mean() if len(each.rows) else 0.0 for each in self.free]
             factor = self.free.pop(int(np.argmax(np.array(shared) > 1 - 1 / UPDATED)))
         try:
-            return factor.solve(Q, ids, block, right)
+            return factor.solve(Q, ids, damping, block, right)
         finally:
             self.free.append(factor)
 
@@ -422,7 +432,7 @@ class _Programme:
     ``rows`` is its working set, ``number`` counts the rounds, those of the programmes before it too, ``stalled`` those
     in a row in which the dual objective did not grow; ``is_exact`` says whether ``g`` has no rounding of changes yet,
     ``best`` is the least gap of those times. Only slopes that it looks at learn of changes; ``num_partial`` are the
-    rounds with others, which ``can_leave_out`` allows.
+    rounds with others, which ``can_leave_out`` allows. ``turns`` and ``last_gap`` are those of the round before.
     ``next`` is the same problem with a larger C, which waits for this one.
     """
 
@@ -439,6 +449,9 @@ class _Programme:
     number: int = 0
     num_partial: int = 0
     can_leave_out: bool = True
+    damping: float = DAMPING
+    turns: int = 0
+    last_gap: float = np.inf
     history: list[tuple[int, float, float]] = field(default_factory=list)
     found: Certificate = NOTHING_YET
     next: _Programme | None = None
@@ -516,6 +529,13 @@ class _Programme:
         self.best, self.stalled = self.found.gap, 0
         return False
 
+    def damp(self) -> None:
+        """More of :attr:`damping` where a working set was not finished, less where that was easy and led nowhere."""
+        if self.turns == MAX_TURNS:
+            self.damping = min(10 * self.damping, MOST_DAMPING)
+        elif self.turns <= FEW_TURNS and self.found.gap > SLOW * self.last_gap:
+            self.damping = max(self.damping / 10, LEAST_DAMPING)
+
     def improve(self, factors: _Factors) -> None:
         """Choose a working set and solve for it: ``g`` has to learn from K what its coefficients changed by."""
         up, down = self.slopes()
@@ -525,13 +545,15 @@ class _Programme:
             self.is_looked_at = np.minimum(self.b - up, down - self.b) <= FAR_INSIDE * self.found.kkt
             self.num_partial += not self.is_looked_at.all()
         rows = self.rows = self._next_rows(up, down)
+        self.damp()
         Q = self.problem.columns.block(rows, reuse=True)
-        solve = partial(factors.solve, Q, rows)
+        solve = partial(factors.solve, Q, rows, self.damping)
         before, g = self.a[rows], self.g[rows].copy()
         a, (low, high) = before.copy(), (end[rows] for end in self.problem.bounds)
         tol = max(INNER_SHARE * violation, ROUNDING * float(np.abs(g).max()))
         most = STEPS_PER_ROW * len(rows)
-        for _ in range(MAX_TURNS):
+        Q[np.diag_indices_from(Q)] += self.damping * float(self.problem.columns.diagonal.mean())
+        for self.turns in range(1, MAX_TURNS + 1):
             if _descend(Q, a, g, low, high, self.epsilon, in_pairs, tol, most) < most:
                 is_free = (a > low) & (a < high)
                 changed = np.count_nonzero(is_free != ((before > low) & (before < high)))
@@ -540,6 +562,7 @@ class _Programme:
                 break
             if not _settle(Q, solve, a, g, low, high, self.epsilon, in_pairs):
                 break
+        self.last_gap = self.found.gap
         self.a[rows] = a
         self.is_exact = self.is_exact and np.array_equal(a, before)
         self.number += 1
