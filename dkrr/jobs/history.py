@@ -139,6 +139,7 @@ class History:
         self.batches: dict[str, tuple[str, int]] = {}  # name and generation, by the beginning of the hash
         self.labels: dict[int, str | None] = {}
         self._known: dict[int, KnownRows] = {}
+        self._foreseen: list[KnownRows] = []  # what a dry run would have appended
         for number in (int(name[:-5]) for name in children(join(spec.directory, "holdout")) if name.endswith(".json")):
             known = document["labels"]
             self._note(number, known[str(number)] if str(number) in known else self._decision(number)["label"])
@@ -424,7 +425,8 @@ class History:
         mine, data, m = _row_hashes(staged), self.spec.retrain.data, f"{staged.num_rows:,}"
         twice = "a second time they would be held out and trained on"
         present, not_again = _numbers(dataset), self._not_again(dataset)
-        known = [item for item in self.known_rows(dataset) if item.number in not_again]
+        known = [item for item in self.known_rows(dataset) if item.number in not_again] + self._foreseen
+        present |= {item.number for item in self._foreseen}
         for item in known:
             if np.array_equal(item.hashes, mine):
                 if item.label == INITIAL:
@@ -445,7 +447,11 @@ class History:
         key = key[:PREFIX]
         if self.is_dry:
             self.batches[key] = name, 0
-            return dataset or rows
+            if dataset is None:
+                return rows
+            number, hashes = dataset.next_generation + len(self._foreseen), _row_hashes(rows)
+            self._foreseen.append(KnownRows(number, f"{name} {key}", hashes, np.zeros(len(hashes), dtype=bool)))
+            return dataset
         label = INITIAL if name == INITIAL else f"{name} {key}"
         dataset = ingest(rows, self.spec.retrain.data, append=True, label=label)
         self.held_out(dataset)

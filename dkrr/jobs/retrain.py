@@ -114,8 +114,8 @@ def retrain(
         Called for every finished task.
     dry_run
         Only say which batches would be appended, which refused and why, as far as that is known without a fit, and
-        which rows the data set has lost that no file holds. Each batch is judged as if it came first. Nothing is
-        changed, and nothing raised about a batch.
+        which rows the data set has lost that no file holds. Batches are judged in their order. Nothing is changed, and
+        nothing raised about a batch.
 
     Raises
     ------

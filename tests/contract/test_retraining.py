@@ -509,6 +509,28 @@ def test_a_dry_run_says_what_would_become_of_each_batch(tmp_path: Path) -> None:
     assert "in the data set with other bytes" in found["n1.csv"][1]
 
 
+@pytest.mark.parametrize("with_rows", [False, True])
+def test_a_dry_run_sees_that_batches_of_one_night_share_rows(tmp_path: Path, with_rows: bool) -> None:
+    project = Project(tmp_path / "p")
+    if with_rows:
+        project.deliver("n0", seed=1)
+        project.run()
+    first = project.deliver("n1", seed=2)
+    header, *lines = first.read_text().splitlines()
+    first.with_name("n2.csv").write_text("\n".join([header, *reversed(lines), ""]))
+    project.deliver("n3", seed=3)
+    expected = would(project)
+    with pytest.raises(RefusedError):
+        project.run()
+    report = json.loads(next(project.folder.rglob("report.json")).read_text())
+    assert {batch["name"]: (batch["outcome"], " ".join(batch["reasons"])) for batch in report["batches"]} == expected
+    assert {name: outcome for name, (outcome, _) in expected.items()} == {
+        "n1.csv": "appended",
+        "n2.csv": "refused",
+        "n3.csv": "appended",
+    }
+
+
 # --- rows that are there already --------------------------------------------------------------------------------------
 
 
