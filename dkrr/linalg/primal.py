@@ -17,6 +17,8 @@ implies is more than rounding, it is made and the residual evaluated again, at m
 equations: errors like those of an orthogonal factorisation, unless F is singular to half of the digits).
 
 There is one Cholesky factor of the D x D equations for each distinct alpha, or one eigendecomposition for all of them.
+Where no more rows than features are asked for by name, c = F^T u comes from the Gram matrix of the rows: a small alpha
+is all that the equations have in the other directions.
 
 Cost
 ----
@@ -306,6 +308,7 @@ def primal_bytes(kernel: Kernel | None, num_inputs: int, num_rows: int, num_targ
     features = primal_features(kernel, num_inputs, num_rows)
     size, edge = features.num_features, panels(features).tile_size
     driver = 16 * size * size + 64 * size * num_targets
+    driver += 16 * num_rows * (size + num_rows) if num_rows <= size else 0
     # about: ranges are of whole chunks, which are not known here
     count = len(row_ranges(num_rows, features, MAX_STRIP_ROWS)) * panels(features).num_lower
     sums = 8 * count * (edge + num_targets + 1) * (edge + 1)
@@ -413,7 +416,12 @@ def solve_primal(source: FeatureRows, alphas: FloatVector, fit_intercept: bool) 
     """The fit, wherever the rows are."""
     started = time.perf_counter()
     equations = Equations.of(source, fit_intercept)
-    coef = equations.solve(equations.cross, alphas)
+    if (few := _few_rows(source, fit_intercept)) is None:
+        coef, most, how = equations.solve(equations.cross, alphas), MAX_CORRECTIONS, "{} corrections"
+    else:  # each direction that the rows do not have is an eigenvector of F^T W F + alpha I: rounding, over alpha
+        gram, features, rows = few
+        fit = fit_dense(None, gram, rows.y, alphas, rows.weight, "float64", fit_intercept=fit_intercept)
+        coef, most, how = features.T @ fit.dual_coef, 0, "by their Gram matrix"
     best: tuple[FloatMatrix, FloatVector, FloatVector, FloatVector] | None = None
     corrections = 0
     while True:
@@ -423,13 +431,13 @@ def solve_primal(source: FeatureRows, alphas: FloatVector, fit_intercept: bool) 
         # of two that are as good, the later one is nearer in directions that the rows do not have, where alpha is alone
         if best is None or not is_rounding or (backward <= 2 * best[3]).all():
             best = coef, intercept, relative, backward
-        if is_rounding:
+        if is_rounding or corrections == most:
             break
         correction = equations.solve(residual, alphas)
         needed = np.abs(correction).max(axis=0) > NEGLIGIBLE * np.abs(coef).max(axis=0)
         # what is left over of a target without anything to fit is rounding
         needed &= backward > 0
-        if corrections == MAX_CORRECTIONS or not needed.any():
+        if not needed.any():
             break
         coef = coef + np.where(needed, correction, 0.0)
         corrections += 1
@@ -439,7 +447,7 @@ def solve_primal(source: FeatureRows, alphas: FloatVector, fit_intercept: bool) 
     solution = Solution.direct(
         n, relative.tolist(), backward.tolist(), solver="primal", precision="float64",
         seconds=phases or {"total": time.perf_counter() - started},
-        message=f"{size:,} features of {n:,} rows, {corrections} corrections",
+        message=f"{size:,} features of {n:,} rows, {how.format(corrections)}",
         hint="raise alpha, scale the features, or lower the degree",
     )  # fmt: skip
     constant, shift = intercept + offset_of(equations.source.centring), equations.source.shift
@@ -467,8 +475,8 @@ def primal_leave_one_out(source: FeatureRows, alpha: Any, *, fit_intercept: bool
     """
     alphas = target_alphas(alpha, source.rows.shape[1])
     with single_blas_thread():
-        if (found := _few_rows(source, alphas, fit_intercept)) is not None:
-            return found
+        if (few := _few_rows(source, fit_intercept)) is not None:
+            return left_out_of_few(few[0], few[2], alphas, fit_intercept)
         result = solve_primal(source, alphas, fit_intercept)
         return left_out(result.equations, result.coef, result.shifted_intercept, alphas)
 
@@ -486,8 +494,11 @@ def left_out_of_few(gram: FloatMatrix, rows: MemoryRows, alphas: FloatVector, fi
     )  # fmt: skip
 
 
-def _few_rows(source: FeatureRows, alphas: FloatVector, fit_intercept: bool) -> LeaveOneOut | None:
-    """Leave-one-out of no more rows than features; with an intercept about their mean, which costs no digits then."""
+def _few_rows(source: FeatureRows, fit_intercept: bool) -> tuple[FloatMatrix, FloatMatrix, MemoryRows] | None:
+    """Of no more rows than features their Gram matrix (n, n), their features (n, D), and the rows; None of others.
+
+    With an intercept the features are about their mean, which costs no digits then.
+    """
     if source.rows.shape[0] > source.features.num_features:
         return None
     rows = source.rows.whole()
@@ -497,7 +508,7 @@ def _few_rows(source: FeatureRows, alphas: FloatVector, fit_intercept: bool) -> 
     gram = features @ features.T
     if fit_intercept:
         gram += gram.diagonal().mean()  # changes nothing, for the coefficients have the sum 0; but 1 is an eigenvector
-    return left_out_of_few(gram, rows, alphas, fit_intercept)
+    return gram, features, rows
 
 
 def left_out(equations: Equations, coef: FloatMatrix, intercept: FloatVector, alphas: FloatVector) -> LeaveOneOut:

@@ -97,6 +97,32 @@ def test_a_shift_that_was_a_bad_guess_is_made_better(caplog: pytest.LogCaptureFi
     np.testing.assert_allclose(found.coef, coef, rtol=0, atol=1e-9 * np.abs(coef).max())
 
 
+@pytest.mark.parametrize("where", ["memory", "disk"])
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("name", ["linear", "poly 3, homogeneous"])
+def test_fewer_rows_than_features_and_an_alpha_that_is_nearly_nothing(
+    name: str, weights: bool, intercept: bool, where: str, tmp_path: Path
+) -> None:
+    """K + alpha I has a small condition; in the directions that the rows do not have there is nothing but alpha."""
+    x, y, weight = data(n=30, d=200 if name == "linear" else 8, weights=weights, mean=0.0)
+    kernel, alpha = kernel_of(name, x.shape[1]), 2e-12
+    w = np.ones(30) if weight is None else weight
+    f = feature_map(kernel, x.shape[1]).design(x)
+    mean, y_mean = (w @ f / w.sum(), w @ y / w.sum()) if intercept else (0.0, 0.0)
+    root = np.sqrt(w)[:, None]
+    square = root * ((f - mean) @ (f - mean).T) * root.T + alpha * np.eye(30)
+    # with an intercept, and of rows without weight, there is a direction with alpha alone, which the targets have not
+    square += root @ root.T if intercept else 0.0
+    expected = (root * (f - mean)).T @ np.linalg.lstsq(square, root * (y - y_mean), rcond=1e-13)[0]
+    if where == "memory":
+        found = fit_primal_arrays(x, y, kernel, [alpha], weight=weight, fit_intercept=intercept)
+    else:
+        dataset = ingest(x, tmp_path / "rows.zarr", y=y, sample_weight=weight)
+        found = fitted(dataset, kernel, alpha, tmp_path, fit_intercept=intercept)
+    np.testing.assert_allclose(found.coef, expected, rtol=0, atol=1e-11 * np.abs(expected).max())
+
+
 def test_corrections_bring_back_what_the_square_of_the_condition_takes() -> None:
     rng = np.random.default_rng(3)
     u, v = np.linalg.qr(rng.standard_normal((400, 8)))[0], np.linalg.qr(rng.standard_normal((8, 8)))[0]
