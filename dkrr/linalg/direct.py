@@ -196,20 +196,19 @@ def _tile(task: CholeskyTask, i: int, j: int, *, alone: bool) -> tuple[FloatArra
     first = 0 if alone else task.taken.first(i)
     # tiles may change places
     kept = task.taken.read(i, j, partial(factor_sample_agrees, task.operator)) if first else None
+    begin = 0 if kept is None else first
     if kept is not None:
         c[:first, : kept.shape[1]] = kept
-    for start, stop in ((0, first), (first, len(c))):
-        if start == stop or (not start and kept is not None):
-            continue
+        del kept  # a tile that is mapped counts as memory
+    spans = [(start, stop) for start, stop in ((0, first), (first, len(c))) if begin <= start < stop]
+    for start, stop in spans:
         block = c[start:stop, : stop if i == j else None]
         _update(task, i, j, start, block, 0 if alone or start < first else None)
         if i != j:
             trsm_right(block, task.matrix.read(j, j))
     if i == j:
         c[:first, first:] = 0
-        for start, stop in ((0, first), (first, len(c))):
-            if start == stop or (not start and kept is not None):
-                continue
+        for start, stop in spans:
             if start:
                 trsm_right(c[start:, :start], c[:start, :start])
                 syrk(c[start:, start:], c[start:, :start])
