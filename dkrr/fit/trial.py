@@ -165,8 +165,8 @@ class Trial:
             # what a preconditioner does not take away is the smallest eigenvalues, which a sample sees least of
             found[0] = replace(found[0], high=ceil(PLAIN_MARGIN * found[0].high))
         for fewer, more in pairwise(tried):  # more pivots leave less; a small sample hardly sees how much
-            low, high = (min(getattr(found[rank], end) for rank in (fewer, more)) for end in ("low", "high"))
-            found[more] = Iterations(low, high)
+            small, large = found[fewer], found[more]
+            found[more] = Iterations(min(small.low, large.low), min(small.high, large.high))
         return {rank: found[min(rank, largest)] for rank in ranks}
 
     def _counts(

@@ -348,7 +348,10 @@ class _Factor:
         self.is_known = np.ones(len(self.rows), dtype=bool)
 
     def solve(self, Q: Matrix, ids: NDArray[np.intp], damping: float, block: Any, right: Matrix) -> Matrix | None:
-        """x of Q[block, block] x = right, or None where that has no factor; ``ids`` are the rows of Q in the matrix."""
+        """x of Q[block, block] x = right, or None where that has no factor; ``ids`` are the rows of Q in the matrix.
+
+        Q has ``damping`` times the mean k_ii on its diagonal: another one is a matrix of its own.
+        """
         wanted = ids[block]
         left_out = np.flatnonzero(~np.isin(self.rows, wanted, assume_unique=True))
         is_new = ~np.isin(wanted, self.rows, assume_unique=True)
@@ -412,7 +415,10 @@ class _Factors:
         self.free, self.lock = [_Factor() for _ in range(number)], Lock()
 
     def solve(self, Q: Matrix, ids: NDArray[np.intp], damping: float, block: Any, right: Matrix) -> Matrix | None:
-        """x of Q[block, block] x = right, or None where that has no factor; ``ids`` are the rows of Q in the matrix."""
+        """x of Q[block, block] x = right, or None where that has no factor; ``ids`` are the rows of Q in the matrix.
+
+        Q has ``damping`` times the mean k_ii on its diagonal: another one is a matrix of its own.
+        """
         with self.lock:
             shared = [np.isin(each.rows, ids[block]).mean() if len(each.rows) else 0.0 for each in self.free]
             factor = self.free.pop(int(np.argmax(np.array(shared) > 1 - 1 / UPDATED)))

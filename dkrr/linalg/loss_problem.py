@@ -186,7 +186,8 @@ class Certificate:
     Parameters
     ----------
     primal, dual
-        P(a, b), and D at the nearest point with 1^T a = 0: bounds of the minimum from both sides.
+        P(a, b), and D at the nearest point with 1^T a = 0: bounds of the minimum from both sides. P is that of
+        predictions which are moved towards where their coefficients are right, by no more than their rounding.
     gap
         (P - D) / P; 0 where both are rounding alone, as of a fit without errors.
     kkt
@@ -232,7 +233,7 @@ def certify(problem: LossProblem, a: Vector, b: float, f: Vector | None = None) 
             "so that the objective has no minimum that could be certified",
             hint="take a kernel that is positive semi-definite",
         )
-    half = norm
+    primal = norm
     if problem.fit_intercept and abs(float(a.sum())) > SUM_ROUNDING * float(np.abs(a).sum()):
         point = problem.feasible(a)
         move = point - a
@@ -245,7 +246,7 @@ def certify(problem: LossProblem, a: Vector, b: float, f: Vector | None = None) 
     # a heavy row makes much of its rounding: predictions and targets are known to ``rounded``, and no better
     rounded = 4 * EPS * (np.abs(problem.y) + np.abs(u))
     right = u + np.clip(np.clip(u, low, high) - u, -rounded, rounded)
-    primal = half + float(problem.C @ problem.loss.value(problem.y, right))
+    primal += float(problem.C @ problem.loss.value(problem.y, right))
     is_zero = max(abs(primal), primal - dual) <= problem.rounding
     gap = 0.0 if is_zero else (primal - dual) / primal
     return Certificate(primal, dual, gap, kkt, int(np.count_nonzero(a)))

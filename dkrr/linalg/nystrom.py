@@ -16,8 +16,8 @@ which bounds the error of f: up to the factor by which the preconditioner misses
 (sum_i w_i |f(x_i) - f*(x_i)|^2 + alpha |f - f*|^2)^1/2, for the minimiser f*. (The residual of c itself says little:
 a nearly singular K leaves c undetermined where f is not.) Where K is nearly singular and alpha is small, rounding may
 keep the left side above tol. An answer whose backward error is that of rounding c, eps, counts as converged then: it is
-the exact solution of a system that no one could tell from this one. The message says so. The bound is
-in the norm of the weights, though: it must not leave more than a twentieth of the targets to rows without weights.
+the exact solution of a system that no one could tell from this one. The message says so. The bound is in the norm of
+the weights, though: it must not leave more than a twentieth of the targets where rows count alike.
 
 The preconditioner is that of Falkon: two triangles, the second one from more rows than the centres.
 
@@ -363,7 +363,6 @@ class _Fit:
         row_sums = self._first_pass()
         coefficients, converged, iterations = np.zeros((len(numbers), t)), np.zeros(t, np.bool_), 0
         relative, backward = np.zeros(t), np.zeros(t)
-        limit = LIMIT_RESIDUAL * _evenness(dataset)
         intercept = None if self.centring is None else self.centring.offset
         factor = np.empty_like(self.estimate)
         for number, alpha in enumerate(dict.fromkeys(self.alphas.tolist())):
@@ -385,10 +384,10 @@ class _Fit:
             if intercept is not None:
                 intercept[targets] -= system.means(found)
             relative[targets], backward[targets] = self._norms(system, targets, found, row_sums)
-            if result.num_iterations < self.iterative.iterations:
+            if result.num_iterations < self.iterative.iterations and not result.converged.all():
                 # conjugate gradients gave up before the limit: rounding stands between the residual and tol
-                # that of a solution rounded to float64
-                converged[targets] |= (backward[targets] <= EPS) & (relative[targets] <= limit)
+                is_rounded = backward[targets] <= EPS  # that of a solution rounded to float64
+                converged[targets] |= is_rounded & (relative[targets] <= LIMIT_RESIDUAL * _evenness(dataset))
         solution = Solution(
             solver="nystrom",
             precision=self.precision,

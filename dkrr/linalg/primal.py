@@ -23,6 +23,7 @@ is all that the equations have in the other directions.
 Cost
 ----
 n D^2 + 4 n D t flops and two readings of the rows; D^3 / 3 flops for each distinct alpha, 16 D^2 bytes in the driver.
+With n <= D rows n^2 D + n^3 / 3 flops for each alpha in place of D^3 / 3, and 16 n (n + D) bytes more.
 At most 10,000 features.
 
 References

@@ -23,6 +23,7 @@ from dkrr.linalg.primal import (
     fit_primal_arrays,
     leave_one_out_errors,
     primal_leave_one_out,
+    solve_primal,
     stored_source,
 )
 from dkrr.linalg.workspace import Workspace
@@ -115,11 +116,8 @@ def test_fewer_rows_than_features_and_an_alpha_that_is_nearly_nothing(
     # with an intercept, and of rows without weight, there is a direction with alpha alone, which the targets have not
     square += root @ root.T if intercept else 0.0
     expected = (root * (f - mean)).T @ np.linalg.lstsq(square, root * (y - y_mean), rcond=1e-13)[0]
-    if where == "memory":
-        found = fit_primal_arrays(x, y, kernel, [alpha], weight=weight, fit_intercept=intercept)
-    else:
-        dataset = ingest(x, tmp_path / "rows.zarr", y=y, sample_weight=weight)
-        found = fitted(dataset, kernel, alpha, tmp_path, fit_intercept=intercept)
+    with source(where, x, y, kernel, weight, intercept, tmp_path) as rows:
+        found = solve_primal(rows, np.full(y.shape[1], alpha), intercept)
     np.testing.assert_allclose(found.coef, expected, rtol=0, atol=1e-11 * np.abs(expected).max())
 
 
