@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import gzip
+import io
 import itertools
 import re
 import zlib
@@ -283,6 +284,19 @@ _HEAD_RECORDS = 100  # looked at to find out whether the line above them has nam
 TEXT_BYTES = 4 << 20
 
 
+class _Counted(io.RawIOBase):
+    """A stream of bytes for Arrow to read; counts ends of lines and quotes."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.lines, self.quotes = stream, 0, 0
+
+    def read(self, size: int = -1) -> bytes:
+        data: bytes = self.stream.read(size)
+        self.lines += data.count(b"\n")
+        self.quotes += data.count(b'"')
+        return data
+
+
 class CsvTable(ArrowTable):
     """A .csv or .csv.gz file in UTF-8.
 
@@ -391,12 +405,15 @@ class CsvTable(ArrowTable):
             strings_can_be_null=False,
             decimal_point=self.decimal,
         )
+        records = 0
         try:
             with (
                 pa.input_stream(str(self.path), compression=self._compression) as stream,
-                pa.csv.open_csv(stream, read, parse, convert) as reader,
+                _Counted(stream) as counted,
+                pa.csv.open_csv(pa.PythonFile(counted), read, parse, convert) as reader,
             ):
                 for batch in reader:
+                    records += len(batch)
                     yield [batch.column(name) for name in types]
         except (pa.ArrowInvalid, OSError) as exc:
             if isinstance(exc, OSError) and exc.errno is not None:
@@ -406,6 +423,24 @@ class CsvTable(ArrowTable):
             hint = "check quotes, delimiter and encoding"
             raise DataError(f"{self.label} cannot be parsed ({exc})", hint=hint) from exc
         self._check()
+        if counted.quotes and counted.lines != self._skip + records:  # some of them have several lines
+            self._check_quotes()
+
+    def _check_quotes(self) -> None:
+        """Look for a quote that is not closed where its field ends: the field would have the rows below it in it."""
+        with self._open() as file:
+            reader, line = csv.reader(file, delimiter=self.delimiter, strict=True), 0
+            while True:
+                try:
+                    line = reader.line_num + 1
+                    next(reader)
+                except StopIteration:
+                    return
+                except csv.Error:
+                    if reader.line_num > line:
+                        text = f"{self.label}, line {line}: a quote is not closed where its field ends"
+                        hint = "close the quote, or remove it where it is part of the text"
+                        raise DataError(text, hint=hint, line=line) from None
 
     def _open(self) -> Any:
         opened: Any = gzip.open if self._compression else open

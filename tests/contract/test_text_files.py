@@ -210,6 +210,21 @@ def test_newlines_in_quotes_at_the_border_of_a_block(tmp_path: Path) -> None:
     assert np.array_equal(read(path, features=["x"]).read(0, 1000)[:, 0], np.arange(1000.0))
 
 
+@pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz"])
+@pytest.mark.parametrize("again", [None, 7])
+def test_a_quote_that_is_not_closed_does_not_swallow_rows(again: int | None, name: str, tmp_path: Path) -> None:
+    lines = [f"{i},note {i}" for i in range(10)]
+    lines[4] = '4,"see 12'
+    if again is not None:  # what opens another field closes this one, and its own text is appended
+        lines[again] = f'{again},"see 15'
+    text = "x,note\n" + "\n".join(lines) + "\n"
+    path = write(tmp_path, gzip.compress(text.encode()) if name.endswith("gz") else text, name)
+    with pytest.raises(DataError, match=r"line 6: a quote is not closed"):
+        read(path, features=["x"])
+    lines[4] = '4,5" pipe'  # part of a text that is not quoted
+    assert read(write(tmp_path, "x,note\n" + "\n".join(lines[:5])), features=["x"]).num_rows == 5
+
+
 def test_members_of_a_gzip_file_are_one_file(tmp_path: Path) -> None:
     path = write(tmp_path, gzip.compress(b"a,b\n1,2\n") + gzip.compress(b"3,4\n"), "rows.csv.gz")
     assert read(path).read(0, 2).tolist() == [[1, 2], [3, 4]]
