@@ -36,7 +36,7 @@ from dkrr.dataset.dataset import (
     open_dataset,
     pack,
 )
-from dkrr.dataset.rows import DIGEST_ROWS, Floats, RowArray, RowSummary, default_rows_per_chunk
+from dkrr.dataset.rows import DIGEST_ROWS, Floats, RowArray, RowSummary, damaged, default_rows_per_chunk
 from dkrr.errors import DataError, ParameterError, StoreError
 from dkrr.store.files import (
     check_space,
@@ -229,9 +229,15 @@ class DatasetWriter:
             if self._before is None:
                 self._write_attributes({"complete": False})
             if self._base is not None:
-                tail = self._base.read_parts(self.num_rows // DIGEST_ROWS * DIGEST_ROWS, self.num_rows)
+                first = self.num_rows // DIGEST_ROWS * DIGEST_ROWS
+                tail = self._base.read_parts(first, self.num_rows)
                 self._held = self._base.read_parts(self._next * self._chunk_rows, self.num_rows)
                 self._summaries = {name: RowSummary.resume(self._base.records[name], tail[name]) for name in tail}
+                for name, array in self._base.parts().items():
+                    if self._summaries[name].digest() != self._base.records[name]["digest"]:
+                        reason = f"the digest of rows from {first} on differs"
+                        hint = "restore it, or ingest the source again"
+                        raise damaged(array.array, min(first, self.num_rows - 1) // self._chunk_rows, reason, hint)
 
     def _write_attributes(self, attributes: dict[str, Any]) -> None:
         """Replace the attributes of the group, atomically and durably."""

@@ -44,7 +44,7 @@ from dkrr.errors import DamagedChunkError, DataError, StoreError
 from dkrr.kernels import make_kernel
 from dkrr.linalg.catalogue import TakenOver, gram_fields, key_of
 from dkrr.linalg.operators import RidgeOperator, rows_of
-from dkrr.linalg.workspace import INVERSE_DIAGONAL, MAKER, Owners, Workspace, keep_for_others
+from dkrr.linalg.workspace import DIGEST, INVERSE_DIAGONAL, MAKER, Owners, Workspace, keep_for_others
 from dkrr.store.chunks import ChunkArray, FloatArray
 from dkrr.store.files import check_place, full_disk, list_keys, local_root, place, read_json
 from dkrr.tiles import TileGrid, TileMatrix
@@ -217,12 +217,16 @@ def verify_tiles(matrix: TileMatrix, operator: RidgeOperator | None = None, *, i
             wrong.add(i)
             problems.append(f"tile ({i}, {j}) {problem}")
     for index in np.ndindex(*below.num_chunks) if below is not None else ():
-        known |= {below.chunk_key(index), f"{below.path}/zarr.json"}  # type: ignore[union-attr]
+        known |= {below.chunk_key(index), f"{below.path}/zarr.json", f"{below.path}/{DIGEST}"}  # type: ignore[union-attr]
         try:
             below.read(index)  # type: ignore[union-attr]
         except DamagedChunkError as exc:
             if exc.reason != "missing":
                 problems.append(f"chunk {index} of {INVERSE_DIAGONAL} is damaged ({exc.reason})")
+    if below is not None and (written := read_json(below.location, DIGEST)) is not None:
+        with contextlib.suppress(DamagedChunkError):
+            if written != {"sha256": below.digest()}:
+                problems.append(f"chunks of {INVERSE_DIAGONAL} were exchanged")
     for key in list_keys(matrix.location):
         if key not in known:
             what = "left by an interrupted write" if key.endswith(".partial") else "of unknown origin"

@@ -47,6 +47,7 @@ for matrix inversion, IMA J. Numer. Anal. 12 (1992).
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -56,9 +57,9 @@ import numpy as np
 from dkrr.engine.tasks import Key, Node
 from dkrr.errors import DamagedChunkError, DataError, MemoryBudgetError, NumericalError
 from dkrr.linalg.operators import MAX_BLOCK_COLUMNS, BlockColumns, FloatVector
-from dkrr.linalg.workspace import BASELINE_BYTES, INVERSE_DIAGONAL, Owners, Workspace, repaired
+from dkrr.linalg.workspace import BASELINE_BYTES, DIGEST, INVERSE_DIAGONAL, Owners, Workspace, repaired
 from dkrr.store.chunks import FloatArray
-from dkrr.store.files import place, remove_array
+from dkrr.store.files import place, read_json, remove_array, write_json
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import buffer, gemm_nt, trsm_left, trsm_right
 from dkrr.tiles.store import made
@@ -66,6 +67,8 @@ from dkrr.tiles.store import made
 if TYPE_CHECKING:
     from dkrr.linalg.dense import DenseFactor
     from dkrr.linalg.direct import CholeskyFactor
+
+logger = logging.getLogger("dkrr.linalg")
 
 # Up to so many columns a tile is multiplied in strips, right behind its checksum: two to four times faster than whole.
 NARROW = 16
@@ -423,11 +426,19 @@ def inverse_diagonal(factored: CholeskyFactor, *, memory_bytes: int | None = Non
     # panels of columns, the ones with most rows below them first
     nodes = [Node((c,), flops=float(n - c) ** 2 * min(width, n - c)) for c in range(0, n, width)]
 
-    def run() -> FloatVector:
+    def run() -> tuple[FloatVector, str]:
         work.record("invert", work.executor.run("invert", panel_task, task, nodes, work.progress))
-        return result.whole()[:, 0]
+        return result.whole()[:, 0], result.array.digest()
 
-    return repaired(run, {**factored.owner, result.array.location: result.array.delete})
+    found, digest = repaired(run, {**factored.owner, result.array.location: result.array.delete})
+    written = read_json(result.array.location, DIGEST)
+    if written is None:
+        write_json(result.array.location, DIGEST, {"sha256": digest})
+    elif written != {"sha256": digest}:
+        logger.warning("chunks of %s were exchanged; computing it again", result.array.location)
+        forget_inverse_diagonal(factored)
+        return inverse_diagonal(factored, memory_bytes=memory_bytes)
+    return found
 
 
 def forget_inverse_diagonal(factored: CholeskyFactor) -> None:

@@ -127,6 +127,8 @@ MAKER = "maker.json"
 
 # Below a factor, and removed with it: the diagonal of the inverse, see dkrr.linalg.triangular.
 INVERSE_DIAGONAL = "inverse_diagonal"
+# of it, once it is finished
+DIGEST = "digest.json"
 
 
 def keep_for_others(location: str, maker: str = "") -> None:

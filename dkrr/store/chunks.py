@@ -15,6 +15,7 @@ one rename.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import mmap
@@ -270,6 +271,19 @@ class ChunkArray:
     def delete(self, index: Sequence[int]) -> None:
         """Remove one chunk; a missing one is no error."""
         delete_key(self.store, self.chunk_key(index))
+
+    def digest(self) -> str:
+        """SHA-256 of all chunks in their order: it tells that two were exchanged, each of which is whole.
+
+        Raises
+        ------
+        DamagedChunkError
+            One is missing or damaged.
+        """
+        found = hashlib.sha256()
+        for index in np.ndindex(*self.num_chunks):
+            found.update(self.read(index))
+        return found.hexdigest()
 
     def sync(self) -> None:
         """Make all chunks durable on a local file system; nothing elsewhere."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -16,7 +17,7 @@ import pytest
 
 import dkrr
 from dkrr.dataset.sources import open_table
-from dkrr.errors import DataError, DkrrError
+from dkrr.errors import DamagedChunkError, DataError, DkrrError
 from dkrr.store.lease import process_record
 from tests.contract.helpers import run
 from tests.jobs.retrain.project import Project, in_process
@@ -153,6 +154,41 @@ def test_exchanged_tiles_of_a_gram_matrix_are_computed_again(parts: Parts, tmp_p
     one.write_bytes(other.read_bytes())
     found = dkrr.gram_matrix(X, gamma=0.5, store=tmp_path, tile_size=16).compute(scheduler="synchronous")
     np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Two chunks, each of which passes its checksum where the other was."""
+    first, second = one.read_bytes(), other.read_bytes()
+    one.write_bytes(second)
+    other.write_bytes(first)
+
+
+@pytest.mark.parametrize("n", [40, 2100])
+@pytest.mark.parametrize("name", ["X", "y", "weight"])
+def test_exchanged_rows_are_still_found_when_rows_are_appended(name: str, n: int, tmp_path: Path) -> None:
+    table = np.random.default_rng(0).random((n + 5, 4))
+    path = tmp_path / "data.zarr"
+    dkrr.ingest(table[:n], path, target=2, weight=3, rows_per_chunk=16)
+    exchange(path / name / "c/0/0", path / name / "c/1/0")
+    with contextlib.suppress(DamagedChunkError):
+        dkrr.ingest(table[n:], path, append=True)
+    with pytest.raises(DamagedChunkError):
+        dkrr.open_dataset(path).verify()
+    with pytest.raises(DamagedChunkError):
+        dkrr.KernelRidge(kernel="rbf", store=tmp_path / "store").fit(path)
+
+
+def test_exchanged_chunks_of_the_inverse_are_computed_again(parts: Parts, tmp_path: Path) -> None:
+    X, y, _ = parts
+    estimator = dkrr.KernelRidge(kernel="rbf", gamma=0.5, tile_size=4, store=tmp_path).fit(X, y)
+    wanted = estimator.leave_one_out().residuals
+    (factor,) = tmp_path.glob("factors/*.zarr")
+    chunks = factor / "inverse_diagonal/c"
+    exchange(chunks / "1/0", chunks / "2/0")
+    shown = run("info", factor, "--verify", exits=4)
+    assert "chunks of inverse_diagonal were exchanged" in shown.output
+    np.testing.assert_allclose(estimator.leave_one_out().residuals, wanted, rtol=1e-12)
+    run("info", factor, "--verify")
 
 
 def rewrite(path: Path, old: str, new: str) -> None:
