@@ -110,16 +110,19 @@ def preconditioner_seconds(machine: Machine, n: int, r: int) -> float:
 def apply_seconds(machine: Machine, n: int, t: int, r: int) -> float:
     """The preconditioner once: F read twice, 16 n r bytes, 4 n r t flops at half the gemm rate; two rounds of tasks.
 
-    An F of at most 256 MiB is held by the driver instead, which works alone and without rounds. A dozen passes over
-    vectors in the driver's memory are counted here too.
+    A driver with as many cores as the workers does it without tasks, and holds an F of at most 256 MiB, which it
+    applies wherever they are. A dozen passes over vectors in the driver's memory are counted here too.
     """
     vectors = 12 * 8.0 * n * t / DRIVER_BYTES_PER_SECOND
     if not r:
         return vectors
     work = machine.read(16.0 * n * r, 8.0 * n * r)
     work += 4.0 * n * r * t / (machine.gemm_float64 * TALL_EFFICIENCY)
-    is_held = 8 * n * r <= HELD_BYTES
-    return vectors + (machine.threads * work if is_held else work + 2 * machine.round_seconds)
+    if machine.driver_threads >= machine.threads:
+        return vectors + work
+    if 8 * n * r <= HELD_BYTES:
+        return vectors + work * machine.threads / machine.driver_threads
+    return vectors + work + 2 * machine.round_seconds
 
 
 # --- ways -----------------------------------------------------------------------------------------------------------

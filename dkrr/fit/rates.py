@@ -97,6 +97,8 @@ class Machine:
         Until the model is written and the workers are gone.
     cache_bytes
         Memory in which files stay after they were written.
+    driver_threads
+        Cores of the driver that can read the store as fast as workers do.
     """
 
     threads: int
@@ -117,6 +119,7 @@ class Machine:
     first_product_seconds: float
     end_seconds: float
     cache_bytes: float
+    driver_threads: int = 1
 
     def gemm(self, precision: str) -> float:
         """Flops a second in a precision."""
@@ -222,6 +225,7 @@ def measure_machine(
         first_product_seconds=FIRST_PRODUCT_SECONDS if where == "new cluster" else 0.0,
         end_seconds=CLUSTER_END_SECONDS if where == "new cluster" else 0.1,
         cache_bytes=0.8 * free_memory_bytes(),
+        driver_threads=1 if in_process else cpu_count(),
     )
 
 

@@ -88,7 +88,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.engine.machine import single_blas_thread
+from dkrr.engine.machine import cpu_count, single_blas_thread
 from dkrr.errors import DamagedChunkError, DataError, NumericalError
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import mirror
@@ -98,7 +98,7 @@ from dkrr.linalg.operators import Floats, Indices, RidgeOperator
 from dkrr.linalg.solution import IterativeSettings
 from dkrr.linalg.workspace import Operands, Owners, Pass, Workspace, repaired
 from dkrr.store.chunks import ChunkArray
-from dkrr.store.files import place, remove_array
+from dkrr.store.files import is_url, place, remove_array
 from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import gemm_nt, potrf, syrk_tn, trsm_left, trsm_right
@@ -591,12 +591,12 @@ class LowRank(Preconditioner):
             self._small = ShiftedGram(self._gram())
         name = "Nystrom, uniform columns," if is_uniform else "randomly pivoted Cholesky"
         self.description = f"{name} of rank {self.panels.rank:,} ({self.trace[-1]:.1e} of the trace left)"
-        # a small factor is applied here, and stays in memory
+        # messages and files of tasks take longer than their work: where this process can do it as well, it does
         is_small = 8 * operator.grid.n * self.panels.rank <= HELD_BYTES
-        self._applies, self.panels = (
-            None if is_small else workspace,
-            replace(self.panels, held={} if is_small else None),
-        )
+        self._threads = min(cpu_count(), workspace.executor.num_threads)
+        is_here = is_small or (not is_url(location) and self._threads == workspace.executor.num_threads)
+        self._applies = None if is_here else workspace
+        self.panels = replace(self.panels, held={} if is_small else None)
 
     # --- how F is made ------------------------------------------------------------------------------------------------
 
@@ -726,6 +726,7 @@ class LowRank(Preconditioner):
             workspace=work,
             owners=self._owners,
             quiet=True,
+            threads=self._threads,
         )
         z = np.empty_like(r)
 

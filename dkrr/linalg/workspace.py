@@ -36,7 +36,16 @@ from numpy.typing import NDArray
 
 from dkrr.engine.cluster import memory_limit_of
 from dkrr.engine.machine import single_blas_thread
-from dkrr.engine.tasks import Executor, InProcessExecutor, Node, Progress, RunSummary, TaskFunction, run_task
+from dkrr.engine.tasks import (
+    Executor,
+    InProcessExecutor,
+    Node,
+    Progress,
+    RunSummary,
+    TaskFunction,
+    ThreadExecutor,
+    run_task,
+)
 from dkrr.errors import (
     DamagedChunkError,
     DataError,
@@ -419,6 +428,8 @@ class Pass:
         Of what ``compute`` reads besides the operands.
     quiet
         No progress is reported.
+    threads
+        Parts that are made at once where there is no workspace.
     """
 
     def __init__(
@@ -438,11 +449,12 @@ class Pass:
         site: str = "",
         owners: Owners | None = None,
         quiet: bool = False,
+        threads: int = 1,
     ) -> None:
         self.name, self.graph, self.site = name, graph or name, site or name
         self.compute, self.explain, self.shape, self.store = compute, explain, shape, store
         self.nodes = sorted((Node((i,), (), value) for i, value in enumerate(flops)), key=lambda node: -node.flops)
-        self.workspace, self.owners, self.quiet = workspace, owners or {}, quiet
+        self.workspace, self.owners, self.quiet, self.threads = workspace, owners or {}, quiet, threads
         self.is_temporary = not folder
         self.is_here = is_here(workspace) and (workspace is None or self.is_temporary)
         self.folder = folder or f"{name}-{uuid.uuid4().hex}"
@@ -468,7 +480,8 @@ class Pass:
             A part is not finite.
         """
         left, work, summary = deque(self.nodes), self.workspace, RunSummary()
-        executor = InProcessExecutor() if work is None else work.executor
+        executor = ThreadExecutor(self.threads) if work is None else work.executor
+        waiting: dict[int, Any] = {}  # parts that were made here
 
         def add_first(part: Any) -> None:
             add(left[0].key[0], part)
@@ -477,19 +490,20 @@ class Pass:
                 with contextlib.suppress(OSError):  # the folder goes at the end
                     self.array.delete(index)
 
-        def add_here(_: Any, i: int) -> bool:
-            if not left or left[0].key[0] != i:  # an attempt that failed behind its sum
+        def make_here(_: Any, i: int) -> bool:
+            if i in waiting:
                 return False
-            return made(self.site, partial(self.part, i), add_first, lambda _: self.explain(i))
+            return made(self.site, partial(self.part, i), partial(waiting.__setitem__, i), lambda _: self.explain(i))
 
         def take(read: Callable[[Callable[[], Any]], Any] = retried, *, all_of_them: bool = False) -> None:
-            while left and (all_of_them or self.array.is_valid(self.index(left[0].key[0]))):
+            while self.is_here and left and left[0].key[0] in waiting:
+                add_first(waiting.pop(left[0].key[0]))
+            while not self.is_here and left and (all_of_them or self.array.is_valid(self.index(left[0].key[0]))):
                 add_first(read(partial(self.array.read, self.index(left[0].key[0]))))
 
         def report(*figures: Any) -> None:
-            if not self.is_here:
-                with contextlib.suppress(DamagedChunkError, OSError):  # met again when all tasks are done
-                    take(lambda action: action())
+            with contextlib.suppress(*(() if self.is_here else (DamagedChunkError, OSError))):  # met again at the end
+                take(lambda action: action())
             if work is not None and work.progress is not None and not self.quiet:
                 work.progress(*figures)
 
@@ -498,7 +512,7 @@ class Pass:
                 take()
             while left and self.unwritten:
                 self.unwritten.pop().write()
-            function, task = (add_here, None) if self.is_here else (compute_part, self)
+            function, task = (make_here, None) if self.is_here else (compute_part, self)
             if left:
                 summary.merge(executor.run(self.graph, function, task, list(left), report))
             if not self.is_here:

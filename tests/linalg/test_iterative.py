@@ -343,7 +343,11 @@ def test_the_inverse_wherever_it_is_applied(tmp_path: Path, monkeypatch: pytest.
         expected = np.linalg.solve(f @ f.T + value * np.eye(300), r[:, k])
         assert np.abs(held[:, k] - expected).max() < 1e-10 * np.abs(expected).max()
     monkeypatch.setattr(lowrank, "HELD_BYTES", 0)
-    ways = [build(tmp_path, system, 70), build(tmp_path, system, 70, Apart())]
+    ways = [build(tmp_path, system, 70)]
+    for cores in (2, 1):  # as many as there are workers, which do it where they are more
+        monkeypatch.setattr(lowrank, "cpu_count", lambda cores=cores: cores)
+        ways.append(build(tmp_path, system, 70, Apart()))
+    assert [way._applies is None for way in ways] == [True, True, False]
     for way in (*ways, *ways):
         assert np.array_equal(way.apply(r, alpha), held)
     assert np.array_equal(r, before)
@@ -368,6 +372,7 @@ def test_it_saves_iterations(tmp_path: Path) -> None:
 def test_damage_is_repaired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Any, executor: Any) -> None:
     """Between applications, and when it is opened again."""
     monkeypatch.setattr(lowrank, "HELD_BYTES", 0)
+    monkeypatch.setattr(lowrank, "cpu_count", lambda: 1)
     system, r = operator(rows(tmp_path, n=400), **NARROW), np.ones((400, 1))
     low = build(tmp_path / "s", system, 150, executor)
     undisturbed = {name: data for name, (data, _) in snapshot(tmp_path / "s").items()}
