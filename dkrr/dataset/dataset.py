@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -180,6 +181,7 @@ class Dataset:
     next_generation: int = 1
     next_row: int = 0
     records: dict[str, dict[str, Any]] = field(repr=False)
+    _verified: Any = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
         features = named(self.num_features, "feature", self.feature_names)
@@ -241,16 +243,30 @@ class Dataset:
     def check_still_there(self) -> None:
         """Compare the rows at the path with the digests that were read when it was opened; appended ones do not matter.
 
+        Where :meth:`verify` has read them, and files of them have been written since, it reads them again.
+
         Raises
         ------
         DataError
             They are others.
+        DamagedChunkError
+            As :meth:`verify`.
         """
         now, n = open_dataset(self.path, version=self.version), self.num_rows
         for part, record in self.records.items():
             is_there = now.num_rows >= n and part in now.records
             if not is_there or record["digest"] != now.prefix_digest(n, part):
                 raise DataError(f"{self.path} holds other rows than when it was opened", hint="open it again, and fit")
+        if self._verified not in (None, self._stamps()):
+            self.verify()
+
+    def _stamps(self) -> list[Any]:
+        """What tells that a file of full chunks was written since, of a folder."""
+        arrays = [] if is_url(self.path) else [part.array for part in self.parts().values()]
+        numbers = range(self.num_rows // self.X.rows_per_chunk)
+        files = [os.path.join(array.store, array.chunk_key((i, 0))) for array in arrays for i in numbers]
+        found = [os.stat(path) for path in files if os.path.exists(path)]
+        return [(file.st_ino, file.st_size, file.st_mtime_ns) for file in found]
 
     def prefix_digest(self, n: int, part: str = "X") -> str:
         """Digest of the first ``n`` rows.
@@ -283,6 +299,7 @@ class Dataset:
         ----
         One pass over the data set; memory for one chunk.
         """
+        stamps = self._stamps()
         for name, array in self.parts().items():
             found = RowSummary.of(array).block_digests
             pairs = itertools.zip_longest(found, self.records[name]["block_digests"])
@@ -294,6 +311,7 @@ class Dataset:
                 reason = f"the digest of rows from {differing[0]} on differs"
                 hint = "restore it, or ingest the source again"
                 raise damaged(array.array, differing[0] // array.rows_per_chunk, reason, hint)
+        object.__setattr__(self, "_verified", stamps)
 
 
 def open_dataset(path: Any, *, version: int | None = None) -> Dataset:

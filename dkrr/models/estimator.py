@@ -338,7 +338,7 @@ class WithRidge(WithTargets):
             elif holder is not None:
                 holder.close()
             raise
-        rows, is_theirs = X, isinstance(X, Dataset) and on_disk == X.X
+        rows, is_theirs = X, isinstance(X, Dataset) and on_disk is not None and on_disk.X == X.X
         # predictions of features need no rows, those of centres these alone; else rows are kept that the caller has not
         if model.features is not None:
             on_disk = rows = None
@@ -355,8 +355,8 @@ class WithRidge(WithTargets):
                 holder.close()
                 holder = None
         if on_disk is not None:
-            check = X.check_still_there if is_theirs else None if holder is None else holder.check
-            kept = on_disk if check is None else RowArray(on_disk.array, on_disk.num_rows, check)
+            check = on_disk.check_still_there if holder is None else holder.check
+            kept = RowArray(on_disk.X.array, on_disk.num_rows, check)
             model, rows = replace(model, x_fit=kept), lazy_rows(kept)
         self.n_features_in_ = model.num_features
         return self._finish(model, rows, holder)

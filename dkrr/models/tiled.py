@@ -29,7 +29,7 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from dkrr import __version__
-from dkrr.dataset import Dataset, Floats, RowArray
+from dkrr.dataset import Dataset, Floats
 from dkrr.engine.cluster import blas_of, memory_limit_of
 from dkrr.engine.machine import free_memory_bytes, single_blas_thread
 from dkrr.engine.tasks import InProcessExecutor
@@ -330,7 +330,7 @@ class Training:
         """A given matrix in tiles and its digest; the caller has it, so that a store that is kept needs no copy."""
         return given_tiles(self.X, root, tile_size) if self.is_given else nullcontext((None, ""))
 
-    def solve(self, root: Any) -> tuple[Model, RowArray | None]:
+    def solve(self, root: Any) -> tuple[Model, Dataset | None]:
         """The model, with coefficients in memory, and its rows on disk (None for a given matrix), below a store."""
         self.kernel.to_dict()  # arrays are keyed by the kernel, so a function without a name is refused now
         if not self.is_given:
@@ -357,7 +357,7 @@ class Training:
             check_space(root, max(0, needed - present_bytes(root, known | {"tile_size": [chosen.tile_size]})))
             with self.matrix(root, chosen.tile_size) as (given, digest):
                 model = self._model(dataset, decision, workspace, given=given, source_digest=digest)
-                return model, None if self.is_given else dataset.X
+                return model, None if self.is_given else dataset
 
     def _decide(self, problem: Problem, dataset: Dataset, workspace: Workspace) -> Decision:
         """What "auto" becomes."""
@@ -595,6 +595,7 @@ def leave_one_out_rows(
     there is no factor of the right precision yet: a float64 fit has one, "mixed" and cg do not. In this process 8 n
     numbers a target.
     """
+    dataset.verify()  # chunks of rows that changed places pass their checksums
     if _solver_of(model) == "nystrom" and model.kernel is not None and model.x_fit is not None:
         relative = np.asarray(model.solution.relative_residual)
         if relative.max() > MAX_RESIDUAL_SHARE:  # leverages are those of a solution

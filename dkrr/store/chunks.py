@@ -282,7 +282,7 @@ class ChunkArray:
         """
         found = hashlib.sha256()
         for index in np.ndindex(*self.num_chunks):
-            found.update(self.read(index))
+            found.update(self.read(index).tobytes())
         return found.hexdigest()
 
     def sync(self) -> None:

@@ -178,6 +178,28 @@ def test_exchanged_rows_are_still_found_when_rows_are_appended(name: str, n: int
         dkrr.KernelRidge(kernel="rbf", store=tmp_path / "store").fit(path)
 
 
+@pytest.mark.parametrize("kind", ["data set", "array on disk"])
+def test_rows_that_are_exchanged_behind_an_estimator_are_found(kind: str, tmp_path: Path) -> None:
+    X, y = np.random.default_rng(0).random((600, 1100)), np.arange(600.0)
+    np.save(tmp_path / "x.npy", X)
+    dataset = dkrr.ingest(X, tmp_path / "data.zarr", y=y, rows_per_chunk=256)
+    source = (dataset,) if kind == "data set" else (np.load(tmp_path / "x.npy", mmap_mode="r"), y)
+    estimator = dkrr.KernelRidge(kernel="rbf", gamma=0.01, tile_size=256, store=tmp_path / "store").fit(*source)
+    wanted = estimator.predict(X[:3])
+    rows = tmp_path / "data.zarr" if kind == "data set" else next((tmp_path / "store/rows").iterdir())
+    os.utime(rows / "X/c/0/0")  # written again, and the same
+    np.testing.assert_array_equal(estimator.predict(X[:3]), wanted)
+    exchange(rows / "X/c/0/0", rows / "X/c/1/0")
+    for action in (
+        lambda: estimator.predict(X[:3]),
+        lambda: estimator.predict(X[:3], return_std=True),
+        estimator.leave_one_out,
+        lambda: estimator.save(tmp_path / "m"),
+    ):
+        with pytest.raises(DamagedChunkError):
+            action()
+
+
 def test_exchanged_chunks_of_the_inverse_are_computed_again(parts: Parts, tmp_path: Path) -> None:
     X, y, _ = parts
     estimator = dkrr.KernelRidge(kernel="rbf", gamma=0.5, tile_size=4, store=tmp_path).fit(X, y)
