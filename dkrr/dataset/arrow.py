@@ -423,7 +423,8 @@ class CsvTable(ArrowTable):
             hint = "check quotes, delimiter and encoding"
             raise DataError(f"{self.label} cannot be parsed ({exc})", hint=hint) from exc
         self._check()
-        if counted.quotes and counted.lines != self._skip + records:  # some of them have several lines
+        # some records may have several lines, or the last one no end
+        if counted.quotes and (counted.quotes % 2 or counted.lines != self._skip + records):
             self._check_quotes()
 
     def _check_quotes(self) -> None:
@@ -436,8 +437,8 @@ class CsvTable(ArrowTable):
                     next(reader)
                 except StopIteration:
                     return
-                except csv.Error:
-                    if reader.line_num > line:
+                except csv.Error as exc:
+                    if reader.line_num > line or "end of data" in str(exc):
                         text = f"{self.label}, line {line}: a quote is not closed where its field ends"
                         hint = "close the quote, or remove it where it is part of the text"
                         raise DataError(text, hint=hint, line=line) from None

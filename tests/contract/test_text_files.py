@@ -221,6 +221,9 @@ def test_a_quote_that_is_not_closed_does_not_swallow_rows(again: int | None, nam
     path = write(tmp_path, gzip.compress(text.encode()) if name.endswith("gz") else text, name)
     with pytest.raises(DataError, match=r"line 6: a quote is not closed"):
         read(path, features=["x"])
+    for end in ("", "\n"):  # a file that was cut
+        with pytest.raises(DataError, match=r"line 6: a quote is not closed"):
+            read(write(tmp_path, "x,note\n" + "\n".join(lines[:5]) + end), features=["x"])
     lines[4] = '4,5" pipe'  # part of a text that is not quoted
     assert read(write(tmp_path, "x,note\n" + "\n".join(lines[:5])), features=["x"]).num_rows == 5
 
