@@ -14,7 +14,7 @@ import pytest
 
 from dkrr import KernelRidge, load_model
 from dkrr.dataset import ingest
-from dkrr.engine.tasks import InProcessExecutor, Node, Queue, run_tasks
+from dkrr.engine.tasks import InProcessExecutor, Node, Queue, ThreadExecutor, run_tasks
 from dkrr.models.prediction import predict_dataset, score_dataset
 
 MAX_BYTES = 10 * 1024
@@ -40,7 +40,7 @@ class Scales:
                 self.arrays.add(function.__name__)
 
 
-class NoExecutor(InProcessExecutor):
+class NoExecutor(ThreadExecutor):
     """What no executor of a fit is; runs what has no workspace, whose messages go nowhere."""
 
     run = InProcessExecutor.run
@@ -56,7 +56,8 @@ def scales(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scales]:
 
     monkeypatch.setattr(InProcessExecutor, "run", weighed)
     monkeypatch.setattr(InProcessExecutor, "num_threads", 2)  # so that graphs are those of workers, with split sums
-    monkeypatch.setattr("dkrr.linalg.workspace.InProcessExecutor", NoExecutor)  # and vectors go through the store
+    for name in ("InProcessExecutor", "ThreadExecutor"):  # and vectors go through the store
+        monkeypatch.setattr(f"dkrr.linalg.workspace.{name}", NoExecutor)
     yield found
     for name, size in sorted(found.most.items()):
         print(f"{name}: {size:,} bytes")
