@@ -285,16 +285,23 @@ TEXT_BYTES = 4 << 20
 
 
 class _Counted(io.RawIOBase):
-    """A stream of bytes for Arrow to read; counts ends of lines and quotes."""
+    """A stream of bytes for Arrow to read; counts quotes and lines."""
 
     def __init__(self, stream: Any) -> None:
-        self.stream, self.lines, self.quotes = stream, 0, 0
+        self.stream, self.quotes, self._ends, self._last, self._is_old = stream, 0, 0, b"", False
 
     def read(self, size: int = -1) -> bytes:
         data: bytes = self.stream.read(size)
-        self.lines += data.count(b"\n")
         self.quotes += data.count(b'"')
+        self._ends += data.count(b"\n")
+        self._is_old |= data.count(b"\r") != data.count(b"\r\n")  # also where two reads part the two
+        self._last = data[-1:] or self._last
         return data
+
+    @property
+    def lines(self) -> int:
+        """-1 where the last one has no end, or one ends with a carriage return alone."""
+        return -1 if self._is_old or self._last != b"\n" else self._ends
 
 
 class CsvTable(ArrowTable):
@@ -429,19 +436,35 @@ class CsvTable(ArrowTable):
 
     def _check_quotes(self) -> None:
         """Look for a quote that is not closed where its field ends: the field would have the rows below it in it."""
+        plain = rf"[^{re.escape(self.delimiter)}\r\n]*"
+        field, lines = re.compile(rf'"(?P<body>[^"]*(?:""[^"]*)*)(?P<quote>"?)(?P<rest>{plain})|{plain}'), list[str]()
+
+        def passed(file: Iterable[str]) -> Iterator[str]:
+            for text in file:
+                lines.append(text)
+                yield text
+
+        def check(text: str, line: int) -> None:
+            """The fields of a record, which begins on a line."""
+            start = 0
+            while start <= len(text) and (found := field.match(text, start)):
+                start, body = found.end() + 1, found["body"]
+                if body is not None and (
+                    not found["quote"] or (re.search("[\r\n]", body) and found["rest"].strip(" \t"))
+                ):
+                    shown = f"{self.label}, line {line}: a quote is not closed where its field ends"
+                    hint = "close the quote, or remove it where it is part of the text"
+                    raise DataError(shown, hint=hint, line=line)
+
         with self._open() as file:
-            reader, line = csv.reader(file, delimiter=self.delimiter, strict=True), 0
-            while True:
-                try:
-                    line = reader.line_num + 1
-                    next(reader)
-                except StopIteration:
-                    return
-                except csv.Error as exc:
-                    if reader.line_num > line or "end of data" in str(exc):
-                        text = f"{self.label}, line {line}: a quote is not closed where its field ends"
-                        hint = "close the quote, or remove it where it is part of the text"
-                        raise DataError(text, hint=hint, line=line) from None
+            reader, line, text = csv.reader(passed(file), delimiter=self.delimiter), 1, ""
+            for _ in reader:
+                start, text = line, "".join(lines)
+                if len(lines) > 1:
+                    check(text, start)
+                line = reader.line_num + 1
+                lines.clear()
+            check(text, start)  # the last one may have no end
 
     def _open(self) -> Any:
         opened: Any = gzip.open if self._compression else open

@@ -211,16 +211,20 @@ def test_newlines_in_quotes_at_the_border_of_a_block(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz"])
-@pytest.mark.parametrize("again", [None, 7])
+@pytest.mark.parametrize("again", [None, 5, 7])
 def test_a_quote_that_is_not_closed_does_not_swallow_rows(again: int | None, name: str, tmp_path: Path) -> None:
     lines = [f"{i},note {i}" for i in range(10)]
     lines[4] = '4,"see 12'
     if again is not None:  # what opens another field closes this one, and its own text is appended
         lines[again] = f'{again},"see 15'
-    text = "x,note\n" + "\n".join(lines) + "\n"
-    path = write(tmp_path, gzip.compress(text.encode()) if name.endswith("gz") else text, name)
-    with pytest.raises(DataError, match=r"line 6: a quote is not closed"):
-        read(path, features=["x"])
+    for between, end in (("\n", "\n"), ("\n", ""), ("\r\n", ""), ("\r", "\n"), ("\r", "\n\n")):
+        text = between.join(["x,note", *lines]) + end
+        path = write(tmp_path, gzip.compress(text.encode()) if name.endswith("gz") else text, name)
+        with pytest.raises(DataError, match=r"line 6: a quote is not closed"):
+            read(path, features=["x"])
+    again_below = 'x,other,note\n1,"3" pipe","foo\n2,bar,"baz"\n3,c,d\n'  # another quote in the same line
+    with pytest.raises(DataError, match=r"line 2: a quote is not closed"):
+        read(write(tmp_path, again_below), features=["x"])
     for end in ("", "\n"):  # a file that was cut
         with pytest.raises(DataError, match=r"line 6: a quote is not closed"):
             read(write(tmp_path, "x,note\n" + "\n".join(lines[:5]) + end), features=["x"])
