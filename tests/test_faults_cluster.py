@@ -417,7 +417,7 @@ def test_an_interrupted_prediction_publishes_nothing(tmp_path: Path) -> None:
     arguments = ["predict", str(job.folder / "runs/job"), "generate:friedman?n=300&d=5&seed=1", "-o", str(output)]
     process = Command(arguments, failpoints="compute.predict.block:1:sleep=20").start()
     wait_until(
-        lambda: process.poll() is not None or list(tmp_path.glob("p.npy.work/result.zarr/predictions/zarr.json"))
+        lambda: process.poll() is not None or list(tmp_path.glob("p.npy.work/result.zarr/predictions-*/zarr.json"))
     )
     process.terminate()
     ended = finish(process)

@@ -83,7 +83,7 @@ def test_a_block_that_is_lost_or_damaged_alone_is_computed_again(
 
 def test_blocks_that_changed_places_are_computed_again(model: Model, dataset: Dataset, tmp_path: Path) -> None:
     wanted = predict_dataset(model, dataset, str(tmp_path / "out"), InProcessExecutor())[0].read(0, 400)
-    first, other = (next((tmp_path / "out").glob(f"predictions/c/{i}/0")) for i in (0, 2))
+    first, other = (next((tmp_path / "out").glob(f"predictions-*/c/{i}/0")) for i in (0, 2))
     first_bytes, other_bytes = first.read_bytes(), other.read_bytes()
     first.write_bytes(other_bytes)
     other.write_bytes(first_bytes)

@@ -42,7 +42,7 @@ from dkrr.dataset.table import (
     refuse_shuffled_numbers,
     target_columns,
 )
-from dkrr.dataset.writer import check_outside
+from dkrr.dataset.writer import check_outside, remove_dataset
 from dkrr.engine.cluster import executor_for
 from dkrr.engine.machine import single_blas_thread
 from dkrr.engine.tasks import Executor, InProcessExecutor, Progress
@@ -127,8 +127,8 @@ def work_of(output: str) -> str:
 
 def _clear(work: str) -> None:
     """Remove such a folder; what says whose it is goes after rows and results, for whoever is killed in between."""
-    for name in (ROWS, RESULT):
-        remove_array(join(work, name))
+    remove_dataset(join(work, ROWS))
+    remove_array(join(work, RESULT))
     remove_array(work)
 
 

@@ -20,8 +20,8 @@ F[S', :] = (S K S)[S', S] L^-T. Proposals are a function of the seed and of d: a
 again, draws the same pivots, and a valid chunk is never computed again. One that is found damaged is. One that passed
 its checksum and is wrong makes the iterations more, never the answer wrong: the true residual decides.
 
-In an application each chunk gives F_c^T R_c; these small matrices are added in the order of the chunks, here or through
-tasks, so that where an application runs does not change its result.
+In an application each chunk gives F_c^T R_c; these small matrices are added in the order of the chunks, on threads here
+or through tasks, so that where an application runs does not change its result.
 
 F^T F is formed, so that the error of Y is that of a matrix of condition |F|^2 / alpha. What it does to Z is weighed by
 (F^T F + alpha I)^-1 on both sides: P^-1 stays positive definite as long as alpha is above r eps |F|^2. Where alpha is
@@ -37,9 +37,10 @@ Cost
 ----
 Build: n r kernel entries, 2 n r^2 flops (half of them for F^T F), 8 n r bytes on disk; one round of tasks a panel. The
 driver holds a few n-vectors and up to four r x r matrices; of a task see :func:`low_rank_task_bytes`. An application:
-4 n r c flops and two passes over F. A factor of at most 256 MiB is held in the memory of the calling process and
-applied there; a larger one is read by tasks, which map it where the store is a local folder (with pages in the cache
-and one checksum an application, as fast as a copy in the memory of each worker), and fetch it from others.
+4 n r c flops and two passes over F, on the cores of this process: messages and files of tasks take longer than the work
+(n = 20,000, r = 2,000, ten columns, two workers: half as long). A factor of at most 256 MiB is held in memory, a larger
+one mapped where the store is a local folder and this process has as many cores as the workers. Elsewhere tasks read it,
+with one checksum an application.
 
 Randomly pivoted Cholesky, accelerated by block rejection: the arithmetic on small matrices, in memory.
 

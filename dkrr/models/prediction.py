@@ -41,6 +41,7 @@ from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, ParameterError, StoreError
 from dkrr.fit.inputs import TemporaryStore, find_dataset
 from dkrr.linalg import leave_one_out as variance
+from dkrr.linalg.catalogue import key_of
 from dkrr.linalg.loss import log_probabilities, make_loss
 from dkrr.linalg.operators import Rows
 from dkrr.models.model import BLOCK_ROWS, Model, load_model
@@ -211,6 +212,8 @@ def predict_dataset(
 ) -> tuple[RowArray, RunSummary]:
     """Predict every row of a data set into an array ``predictions`` (m, t) in ``store``, or ``variances-w``.
 
+    Its name goes on with a key of the model and the rows, so that blocks of others are never taken for these.
+
     Parameters
     ----------
     model
@@ -237,14 +240,15 @@ def predict_dataset(
         width = min(most, max(variance.MIN_BLOCK_ROWS, wanted))
         name = f"variances-{width}"  # another number of workers, another width: blocks of the same are found again
     columns = match_features(model, dataset)
-    digests: dict[str, Any] = {"model": model.digest, "rows_digest": dataset.digest}
+    fields: dict[str, Any] = {"model": model.digest, "rows_digest": dataset.digest}
+    fields |= {} if columns is None else {"columns": list(columns)}
     result = RowArray.create(
         store,
-        name,
+        f"{name}-{key_of(fields)}",
         num_rows=m,
         num_columns=model.num_targets,
         rows_per_chunk=min(width, m),
-        attributes=digests if columns is None else digests | {"columns": list(columns)},
+        attributes=fields,
     )
     task = PredictTask(str(model.location), str(model.digest), Rows.of(dataset), columns, result, phase)
     dataset.verify()  # chunks of rows that changed places pass their checksums; one pass is little beside predicting

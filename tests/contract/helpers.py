@@ -6,7 +6,9 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import pytest
 from click.testing import CliRunner, Result
 
 from dkrr.cli import main
@@ -41,3 +43,29 @@ def unchanged(folder: Path) -> Iterator[None]:
     assert before
     yield
     assert contents(folder) == before
+
+
+@contextmanager
+def killed_while_removing(folder: Path, count: int) -> Iterator[None]:
+    """Whoever removes the ``count``-th file or folder below ``folder``, drafts and locks aside, is killed."""
+    calls = 0
+
+    def until_killed(remove: Any) -> Any:
+        def removed(path: Any, *, dir_fd: int | None = None) -> None:
+            nonlocal calls
+            whole = (
+                os.path.abspath(path) if dir_fd is None else os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), path)
+            )
+            is_meant = f"{whole}/".startswith(f"{folder}/") and not whole.endswith((".partial", ".lock"))
+            calls += is_meant
+            if is_meant and calls >= count:
+                raise KeyboardInterrupt
+            remove(path, dir_fd=dir_fd)
+
+        return removed
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("unlink", "remove", "rmdir"):
+            patch.setattr(os, name, until_killed(getattr(os, name)))
+        yield
+    assert calls >= count, "nobody came that far"

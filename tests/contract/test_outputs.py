@@ -15,13 +15,15 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import dkrr
+from dkrr.cli import main
 from dkrr.errors import LockedError, StoreError
 from dkrr.jobs.registry import ModelRegistry, NamedModel
 from dkrr.store import files as stores
 from dkrr.store.lease import hold_lock, process_record
-from tests.contract.helpers import contents, run, unchanged
+from tests.contract.helpers import contents, killed_while_removing, run, unchanged
 from tests.faults import failing_at, flip
 from tests.jobs.retrain.project import Project, in_process
 
@@ -234,7 +236,21 @@ def damaged_rows(place: Path) -> None:
 
 
 def damaged_predictions(place: Path) -> None:
-    flip(place / "out.csv.work/result.zarr/predictions/c/0/0")
+    flip(next(place.glob("out.csv.work/result.zarr/predictions-*/c/0/0")))
+
+
+@pytest.mark.parametrize("count", range(1, 14))
+def test_a_prediction_that_is_killed_while_it_clears_its_folder_can_be_made_again(count: int, place: Path) -> None:
+    command = ["predict", "model.zarr", "rows.csv", "-o", "out.csv"]
+    with killed_while_removing(place / "out.csv.work", count):
+        CliRunner().invoke(main, command)
+    lines = (place / "rows.csv").read_text().splitlines()
+    (place / "rows.csv").write_text("\n".join([*lines[:8], "1,2,3", *lines[9:]]) + "\n")
+    run(*command)
+    rows = np.loadtxt("rows.csv", delimiter=",", skiprows=1)
+    predicted = np.loadtxt("out.csv", skiprows=1)
+    np.testing.assert_allclose(predicted, dkrr.load_model("model.zarr").predict(rows), rtol=1e-12)
+    assert {path.name for path in place.glob("out.csv*")} == {"out.csv", "out.csv.json"}
 
 
 @pytest.mark.parametrize(
@@ -246,7 +262,7 @@ def test_what_an_interrupted_prediction_left_is_made_anew_where_it_does_not_fit(
     command = ["predict", "model.zarr", "rows.csv", "-o", "out.csv"]
     with failing_at("write*/out.csv.json:1:eio"):
         run(*command, exits=4)
-    assert Path("out.csv.work/result.zarr/predictions/c/0/0").exists()
+    assert list(Path().glob("out.csv.work/result.zarr/predictions-*/c/0/0"))
     change(place)
     run(*command)
     rows = np.loadtxt("rows.csv", delimiter=",", skiprows=1)

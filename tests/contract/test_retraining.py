@@ -24,6 +24,7 @@ from dkrr.jobs import toml
 from dkrr.jobs.retrain import RetrainSummary
 from dkrr.store.files import children
 from dkrr.store.objects import put_file
+from tests.contract.helpers import killed_while_removing
 from tests.faults import contents, failing_at
 from tests.jobs.retrain.project import Project, in_process, rows_of
 from tests.s3 import Bucket, bucket, s3_server
@@ -664,6 +665,21 @@ def test_held_out_rows_among_others_are_not_trained_on(tmp_path: Path) -> None:
     project.deliver("tuesday", seed=3)
     batch.unlink()
     assert project.run().outcome == "promoted"
+
+
+@pytest.mark.parametrize("count", [8, 16, 18, 19])
+def test_a_night_that_is_killed_while_it_clears_its_drafts_does_not_stop_the_next_one(
+    count: int, tmp_path: Path
+) -> None:
+    project = Project(tmp_path / "p", gate={"tolerance": 9.0, "min_rows": 20}, holdout={"path": "test.csv"})
+    del project.document["holdout"]["fraction"]
+    project.aside("test", seed=7, num_rows=40)
+    project.deliver("monday", seed=1)
+    with killed_while_removing(project.folder / "models/demo/retrain/staged", count), pytest.raises(KeyboardInterrupt):
+        project.run()
+    project.deliver("tuesday", seed=2)
+    assert project.run().outcome == "promoted"
+    assert project.dataset.num_rows == 240
 
 
 def test_rows_of_a_batch_that_are_alike_are_held_out_together(tmp_path: Path) -> None:
