@@ -8,6 +8,7 @@ data sets are read in place. Cost: the bytes of the source, in Dask's temporary 
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -24,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset.dataset import FORMAT, Dataset, array_name, attributes_of, open_dataset
-from dkrr.dataset.rows import Floats
+from dkrr.dataset.rows import Floats, RowArray
 from dkrr.dataset.table import (
     ArrayTable,
     Table,
@@ -238,13 +239,19 @@ def dask_table(source: Any, label: str, **options: Any) -> Table:
 
 
 def dataset_table(dataset: Dataset) -> Table:
-    """A data set as a source, with its own names, targets and weights; every chunk is verified."""
+    """A data set as a source, with its own names, targets and weights; it is verified before the first row is read."""
+    verify = functools.cache(dataset.verify)  # chunks that changed places pass their checksums
+
+    def read(rows: RowArray, start: int, stop: int) -> Floats:
+        verify()
+        return rows.read(start, stop)
+
     names = {"X": dataset.feature_names, "y": dataset.target_names, "weight": [dataset.weight_name or "weight"]}
     parts: dict[str, Table] = {
         name: ArrayTable(
             str(dataset.path) if name == "X" else f"{name} of {dataset.path}",
             (rows.num_rows, rows.num_columns),
-            rows.read,
+            functools.partial(read, rows),
             names=names[name],
             chunk=rows.rows_per_chunk,
         )

@@ -178,6 +178,26 @@ def test_exchanged_rows_are_still_found_when_rows_are_appended(name: str, n: int
         dkrr.KernelRidge(kernel="rbf", store=tmp_path / "store").fit(path)
 
 
+@pytest.mark.parametrize("name", ["X", "y"])
+def test_exchanged_rows_are_not_copied_or_predicted(name: str, tmp_path: Path) -> None:
+    X, y = np.random.default_rng(0).random((60, 3)), np.arange(60.0)
+    path, grown = tmp_path / "data.zarr", tmp_path / "grown.zarr"
+    estimator = dkrr.KernelRidge(kernel="rbf").fit(X, y)
+    dkrr.ingest(X, path, y=y, rows_per_chunk=16)
+    dkrr.ingest(X, grown, y=y)
+    exchange(path / name / "c/0/0", path / name / "c/1/0")
+    for action in (
+        lambda: dkrr.ingest(path, tmp_path / "copy.zarr"),
+        lambda: dkrr.ingest(dkrr.open_dataset(path), grown, append=True),
+        lambda: estimator.predict(path),
+        lambda: dkrr.gram_matrix(path, "rbf", store=tmp_path),
+    ):
+        with pytest.raises(DamagedChunkError):
+            action()
+    assert not (tmp_path / "copy.zarr").exists()
+    assert dkrr.open_dataset(grown).num_rows == 60
+
+
 @pytest.mark.parametrize("kind", ["data set", "array on disk"])
 def test_rows_that_are_exchanged_behind_an_estimator_are_found(kind: str, tmp_path: Path) -> None:
     X, y = np.random.default_rng(0).random((600, 1100)), np.arange(600.0)
