@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 from dkrr.dataset.rows import DIGEST_ROWS, Floats, RowArray, RowSummary, damaged, decode_floats, prefix_digest
@@ -53,14 +54,24 @@ def attributes_of(location: Any) -> dict[str, Any] | None:
 
 
 def pack(mask: Mask) -> str:
-    """A mask as text."""
-    return base64.b64encode(np.packbits(mask).tobytes()).decode()
+    """A mask as text, with the checksum of its bits."""
+    octets = np.packbits(mask).tobytes()
+    return f"{base64.b64encode(octets).decode()}:{crc32c(octets):08x}"
 
 
 def unpack(text: str, num_rows: int | None = None) -> Mask:
-    """The inverse of :func:`pack`; without ``num_rows`` with up to seven False more."""
-    bits = np.frombuffer(base64.b64decode(text), dtype=np.uint8)
-    return np.unpackbits(bits, count=num_rows).astype(bool)
+    """The inverse of :func:`pack`; without ``num_rows`` with up to seven False more. Earlier texts have no checksum.
+
+    Raises
+    ------
+    StoreError
+        The bits are others than those of the checksum.
+    """
+    encoded, _, checksum = text.partition(":")
+    octets = base64.b64decode(encoded)
+    if checksum and checksum != f"{crc32c(octets):08x}":
+        raise StoreError(f"a mask of rows is damaged (crc32c is not {checksum})", hint="restore the document it is in")
+    return np.unpackbits(np.frombuffer(octets, dtype=np.uint8), count=num_rows).astype(bool)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,9 +272,9 @@ class Dataset:
             self.verify()
 
     def _stamps(self) -> list[Any]:
-        """What tells that a file of full chunks was written since, of a folder."""
+        """What tells that a file of rows was written since, of a folder: where rows are appended it is the last one."""
         arrays = [] if is_url(self.path) else [part.array for part in self.parts().values()]
-        numbers = range(self.num_rows // self.X.rows_per_chunk)
+        numbers = range(self.X.num_chunks)
         files = [os.path.join(array.store, array.chunk_key((i, 0))) for array in arrays for i in numbers]
         found = [os.stat(path) for path in files if os.path.exists(path)]
         return [(file.st_ino, file.st_size, file.st_mtime_ns) for file in found]

@@ -50,6 +50,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, Floats, Generation, ingest, open_dataset, read_mask, row_hash_fraction
@@ -174,10 +175,16 @@ class History:
         Raises
         ------
         StoreError
-            The hashes of a generation are gone.
+            The hashes of a generation are gone, or damaged.
         """
         for number in self.labels.keys() - self._known.keys():
-            document, hashes = self._decision(number), np.load(io.BytesIO(self._kept(number, ".npy")))
+            document, octets = self._decision(number), self._kept(number, ".npy")
+            if document.get("hashes") not in (None, f"{crc32c(octets):08x}"):
+                name = self._path(number, ".npy")
+                raise StoreError(
+                    f"{name} of {self.directory.location} is damaged: it tells rows again", hint="restore it"
+                )
+            hashes = np.load(io.BytesIO(octets))
             held_out, kept = (unpack(document[key], document["num_rows"]) for key in ("held_out", "kept"))
             self._known[number] = KnownRows(number, document["label"], hashes, held_out[kept])
         found = [self._known[number] for number in sorted(self._known)]
@@ -258,7 +265,8 @@ class History:
         if _come_again(hashes, before, most=0.0, present=_numbers(dataset)):
             mask[kept] &= stays | ~np.isin(hashes, seen)
         np.save(buffer := io.BytesIO(), hashes)
-        self.directory.write_bytes(self._path(generation.number, ".npy"), buffer.getvalue())
+        octets = buffer.getvalue()
+        self.directory.write_bytes(self._path(generation.number, ".npy"), octets)
         document = {
             "generation": generation.number,
             "label": generation.label,
@@ -267,6 +275,7 @@ class History:
             "digest": generation.digest,
             "held_out": pack(mask),
             "kept": pack(kept),
+            "hashes": f"{crc32c(octets):08x}",
         }
         self.directory.create(self._path(generation.number, ".json"), json_bytes(document))
         self._note(generation.number, generation.label)

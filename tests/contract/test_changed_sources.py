@@ -209,6 +209,14 @@ def test_rows_that_are_exchanged_behind_an_estimator_are_found(kind: str, tmp_pa
     rows = tmp_path / "data.zarr" if kind == "data set" else next((tmp_path / "store/rows").iterdir())
     os.utime(rows / "X/c/0/0")  # written again, and the same
     np.testing.assert_array_equal(estimator.predict(X[:3]), wanted)
+    last = sorted((rows / "X/c").iterdir())[-1] / "0"
+    whole = last.read_bytes()
+    dkrr.ingest(X[::-1], tmp_path / "other.zarr", rows_per_chunk=dkrr.open_dataset(rows).X.rows_per_chunk)
+    last.write_bytes((tmp_path / "other.zarr/X/c" / last.parent.name / "0").read_bytes())
+    with pytest.raises(DamagedChunkError):
+        estimator.predict(X[:3])
+    last.write_bytes(whole)
+    np.testing.assert_array_equal(estimator.predict(X[:3]), wanted)
     exchange(rows / "X/c/0/0", rows / "X/c/1/0")
     for action in (
         lambda: estimator.predict(X[:3]),

@@ -682,6 +682,21 @@ def test_a_night_that_is_killed_while_it_clears_its_drafts_does_not_stop_the_nex
     assert project.dataset.num_rows == 240
 
 
+@pytest.mark.parametrize("name", ["000001.json", "000001.npy"])
+def test_a_bit_that_flips_in_what_says_who_is_held_out_is_found(name: str, tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", gate={"tolerance": 9.0, "min_rows": 10})
+    project.deliver("n1", seed=1)
+    assert project.run().outcome == "promoted"
+    path = next((tmp_path / "p").glob(f"models/*/retrain/holdout/{name}"))
+    octets = bytearray(path.read_bytes())
+    at = octets.find(b'"held_out": "') + 20 if name.endswith("json") else len(octets) - 1
+    octets[at] ^= 1
+    path.write_bytes(octets)
+    project.deliver("n2", seed=2)
+    with pytest.raises(StoreError, match="is damaged"):
+        project.run()
+
+
 def test_rows_of_a_batch_that_are_alike_are_held_out_together(tmp_path: Path) -> None:
     """Noise that is there twice is not learnt by heart from one half and judged by the other."""
     project = Project(tmp_path / "p", gate={"tolerance": 9.0, "min_rows": 20})
