@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -51,6 +52,12 @@ def attributes_of(location: Any) -> dict[str, Any] | None:
     document = read_json(location, "zarr.json")
     found = document.get("attributes") if isinstance(document, dict) else None
     return found if isinstance(found, dict) and found.get("dkrr_format") == FORMAT else None
+
+
+def checksum_of(attributes: dict[str, Any]) -> str:
+    """Of what a group says of its present rows: crc32c of the canonical JSON, earlier versions and itself aside."""
+    own = {name: value for name, value in attributes.items() if name not in ("checksum", "earlier")}
+    return f"{crc32c(json.dumps(own, sort_keys=True).encode()):08x}"
 
 
 def pack(mask: Mask) -> str:
@@ -360,6 +367,11 @@ def open_dataset(path: Any, *, version: int | None = None) -> Dataset:
             if version not in known:
                 raise StoreError(f"version {version} of {where} is gone", hint="open it again: it has other rows now")
             attributes = known[version]
+        if attributes.get("checksum", found := checksum_of(attributes)) != found:  # earlier releases wrote none
+            raise StoreError(
+                f"zarr.json of {where} is damaged (crc32c {found}, {attributes['checksum']} stored)",
+                hint="restore it, or ingest the source again",
+            )
         return _from_attributes(where, attributes)
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise StoreError(f"{where} has unreadable metadata ({exc!r})", hint="restore it, or ingest it again") from exc

@@ -32,6 +32,7 @@ from dkrr.dataset.dataset import (
     Mask,
     array_name,
     attributes_of,
+    checksum_of,
     fields_of,
     open_dataset,
     pack,
@@ -242,6 +243,7 @@ class DatasetWriter:
     def _write_attributes(self, attributes: dict[str, Any]) -> None:
         """Replace the attributes of the group, atomically and durably."""
         attributes = {"dkrr_format": FORMAT, "format_version": FORMAT_VERSION, **attributes}
+        attributes["checksum"] = checksum_of(attributes)
         document = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
         write_json(self.location, "zarr.json", document, durable=True)
 

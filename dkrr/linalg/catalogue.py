@@ -240,6 +240,9 @@ def recorded_models(store: str) -> list[str]:
     return [str(document["location"]) for document in _records(store, "") if document["kind"] == "models"]
 
 
+_KEYS, _MARKS = {"kind", "location", "fields", "center_rows", "rows"}, {"block_digests", "ends"}
+
+
 def _records(store: Any, beginning: str) -> list[dict[str, Any]]:
     """The records that can be read; one that cannot only means that its array is not found."""
     folder = join(str(store), FOLDER)
@@ -249,7 +252,9 @@ def _records(store: Any, beginning: str) -> list[dict[str, Any]]:
             document = read_json(folder, name)
         except StoreError:
             return None
-        return document if isinstance(document, dict) and "rows" in document else None
+        if not isinstance(document, dict) or not document.keys() >= _KEYS:
+            return None
+        return document if all(marks.keys() >= _MARKS for marks in document["rows"].values()) else None
 
     names = [name for name in children(folder) if name.startswith(beginning) and name.endswith(".json")]
     with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as threads:

@@ -178,6 +178,21 @@ def test_exchanged_rows_are_still_found_when_rows_are_appended(name: str, n: int
         dkrr.KernelRidge(kernel="rbf", store=tmp_path / "store").fit(path)
 
 
+@pytest.mark.parametrize("text", ['"mean": [', '"num_rows": ', '"feature_names": ["', '"digest": "'])
+def test_a_bit_that_flips_in_what_a_data_set_says_of_its_rows_is_found(text: str, tmp_path: Path) -> None:
+    frame = pa.table({"a1": [0.5, 1.5, 2.5, 3.5], "b": [1.0, 2.0, 4.0, 3.0]})
+    path = dkrr.ingest(frame, tmp_path / "data.zarr", target="b").path
+    dkrr.ingest(frame, path, append=True)
+    document = tmp_path / "data.zarr/zarr.json"
+    plain = json.dumps(json.loads(document.read_text())).encode()
+    octets = bytearray(plain)
+    octets[octets.index(text.encode()) + len(text)] ^= 1
+    document.write_bytes(octets)
+    run("info", path, "--verify", exits=4, said="is damaged")
+    document.write_bytes(plain)
+    run("info", path, "--verify")
+
+
 @pytest.mark.parametrize("name", ["X", "y"])
 def test_exchanged_rows_are_not_copied_or_predicted(name: str, tmp_path: Path) -> None:
     X, y = np.random.default_rng(0).random((60, 3)), np.arange(60.0)

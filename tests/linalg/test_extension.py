@@ -162,6 +162,16 @@ def test_what_is_another_lineage_is_not_continued(tmp_path: Path) -> None:
     assert fit(again, store)[1].solution.reused["factor"]["rows"] == 100
 
 
+@pytest.mark.parametrize("key", ["block_digests", "center_rows", "location"])
+def test_a_record_that_is_damaged_tells_of_nothing(key: str, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    fit(data(tmp_path / "a.zarr", [150]), store)
+    longer = append(X[150:170], tmp_path / "a.zarr", y=Y[150:170, :1])
+    (record,) = store.glob("lineage/*.json")
+    record.write_text(record.read_text().replace(f'"{key}"', f'"{key[:-1]}q"'))
+    assert "factor" not in fit(longer, store)[1].solution.reused
+
+
 def test_the_longest_common_prefix_is_found_whatever_became_of_the_rows(tmp_path: Path) -> None:
     """A generation dropped in the middle, rows taken back, other rows appended, blocks without a generation's end."""
     store = tmp_path / "store"
