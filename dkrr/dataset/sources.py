@@ -240,10 +240,14 @@ def dask_table(source: Any, label: str, **options: Any) -> Table:
 
 def dataset_table(dataset: Dataset) -> Table:
     """A data set as a source, with its own names, targets and weights; it is verified before the first row is read."""
-    verify = functools.cache(dataset.verify)  # chunks that changed places pass their checksums
+
+    @functools.cache
+    def check() -> None:
+        dataset.check_still_there()
+        dataset.verify()  # chunks that changed places pass their checksums
 
     def read(rows: RowArray, start: int, stop: int) -> Floats:
-        verify()
+        check()
         return rows.read(start, stop)
 
     names = {"X": dataset.feature_names, "y": dataset.target_names, "weight": [dataset.weight_name or "weight"]}

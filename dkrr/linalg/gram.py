@@ -363,6 +363,8 @@ def gram_block(task: TileTask, block_id: tuple[int, int] | None = None) -> Float
     """Block (i, j) of the symmetric K: the stored tile or its transpose, computed unless it is there and agrees."""
     i, j = block_id or (0, 0)
     row, column = max(i, j), min(i, j)
+    if task.operator.rows is not None:  # they may have been replaced since another block was computed
+        task.operator.rows.open().check_still_there()
     with full_disk(task.matrix.location):
         gram_tile(task, row, column)
     tile = task.matrix.read(row, column)

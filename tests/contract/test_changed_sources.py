@@ -156,6 +156,23 @@ def test_exchanged_tiles_of_a_gram_matrix_are_computed_again(parts: Parts, tmp_p
     np.testing.assert_allclose(found, wanted, rtol=1e-12)
 
 
+def test_a_data_set_that_was_replaced_since_it_was_opened_is_refused(parts: Parts, tmp_path: Path) -> None:
+    X, y, _ = parts
+    dataset = dkrr.ingest(X, tmp_path / "data.zarr", y=y)
+    estimator = dkrr.KernelRidge(kernel="rbf").fit(X, y)
+    K = dkrr.gram_matrix(dataset, "rbf", store=tmp_path, tile_size=16)
+    np.asarray(K[:16, :16])
+    shutil.rmtree(tmp_path / "data.zarr")
+    dkrr.ingest(X[::-1], tmp_path / "data.zarr", y=y)
+    for action in (
+        lambda: K.compute(scheduler="synchronous"),
+        lambda: dkrr.ingest(dataset, tmp_path / "copy.zarr"),
+        lambda: estimator.predict(dataset),
+    ):
+        with pytest.raises(DataError, match="holds other rows than when it was opened"):
+            action()
+
+
 def exchange(one: Path, other: Path) -> None:
     """Two chunks, each of which passes its checksum where the other was."""
     first, second = one.read_bytes(), other.read_bytes()
