@@ -129,7 +129,7 @@ def fit_rows(
             solve = FitResult(dataset, taken, alphas, given, source_digest, workspace)
             locks.enter_context(hold_lock(solve.store))
             # two chunks of rows that changed places pass their checksums, and every residual after that
-            dataset.verify()
+            dataset.check_still_there()
             guess = attempts.start(way)
             if guess is None and start is not None and way.iterates:
                 guess = _scaled_start(dataset, start)

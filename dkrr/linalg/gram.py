@@ -335,7 +335,7 @@ def gram_matrix(X: Any, kernel: Any = "rbf", *, store: Any, tile_size: int = 102
     TileGrid(1, tile_size)  # refused before anything is written
     wanted = make_kernel(kernel, **parameters)
     dataset = X if isinstance(X, Dataset) else _ingest_rows(X, store)
-    dataset.verify()  # chunks of rows that changed places pass their checksums
+    dataset.check_still_there()
     resolved = wanted.resolve(dataset.num_features)
     grid = TileGrid(dataset.num_rows, tile_size)
     operator = RidgeOperator(grid=grid, alpha=0.0, kernel=resolved, rows=rows_of(dataset, resolved))

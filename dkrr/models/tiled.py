@@ -153,6 +153,7 @@ def solve_rows(
     settings = settings or decision.settings()
     kernel, alpha, intercept = settings.kernel, settings.alpha, settings.fit_intercept
     if solver == "primal":
+        dataset.check_still_there()
         primal = fit_primal(dataset, kernel, alpha, workspace, fit_intercept=intercept)
         yield Solved(
             primal_parts(primal),
@@ -595,7 +596,7 @@ def leave_one_out_rows(
     there is no factor of the right precision yet: a float64 fit has one, "mixed" and cg do not. In this process 8 n
     numbers a target.
     """
-    dataset.verify()  # chunks of rows that changed places pass their checksums
+    dataset.check_still_there()
     if _solver_of(model) == "nystrom" and model.kernel is not None and model.x_fit is not None:
         relative = np.asarray(model.solution.relative_residual)
         if relative.max() > MAX_RESIDUAL_SHARE:  # leverages are those of a solution

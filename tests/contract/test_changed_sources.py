@@ -18,6 +18,7 @@ import pytest
 import dkrr
 from dkrr.dataset.sources import open_table
 from dkrr.errors import DamagedChunkError, DataError, DkrrError
+from dkrr.selection.tuning import TuneSettings, tune
 from dkrr.store.lease import process_record
 from tests.contract.helpers import run
 from tests.jobs.retrain.project import Project, in_process
@@ -222,6 +223,8 @@ def test_exchanged_rows_are_not_copied_or_predicted(name: str, tmp_path: Path) -
         lambda: dkrr.ingest(path, tmp_path / "copy.zarr"),
         lambda: dkrr.ingest(dkrr.open_dataset(path), grown, append=True),
         lambda: estimator.predict(path),
+        lambda: tune(path, settings=TuneSettings(budget_seconds=1.0)),
+        lambda: dkrr.KernelRidge(kernel="linear", solver="primal").fit(path),
         lambda: dkrr.gram_matrix(path, "rbf", store=tmp_path),
     ):
         with pytest.raises(DamagedChunkError):
