@@ -16,7 +16,7 @@ from dkrr.engine.cluster import checked_executor
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import DataError, StoreError
 from dkrr.models.prediction import predict_dataset, score_dataset
-from tests.faults import failing_at
+from tests.faults import failing_at, swap
 
 RNG = np.random.default_rng(2)
 X = RNG.standard_normal((150, 4))
@@ -83,10 +83,7 @@ def test_a_block_that_is_lost_or_damaged_alone_is_computed_again(
 
 def test_blocks_that_changed_places_are_computed_again(model: Model, dataset: Dataset, tmp_path: Path) -> None:
     wanted = predict_dataset(model, dataset, str(tmp_path / "out"), InProcessExecutor())[0].read(0, 400)
-    first, other = (next((tmp_path / "out").glob(f"predictions-*/c/{i}/0")) for i in (0, 2))
-    first_bytes, other_bytes = first.read_bytes(), other.read_bytes()
-    first.write_bytes(other_bytes)
-    other.write_bytes(first_bytes)
+    swap(*(next((tmp_path / "out").glob(f"predictions-*/c/{i}/0")) for i in (0, 2)))
     result, summary = predict_dataset(model, dataset, str(tmp_path / "out"), InProcessExecutor())
     assert summary.num_computed == 2
     np.testing.assert_array_equal(result.read(0, 400), wanted)

@@ -21,6 +21,7 @@ from dkrr.errors import DamagedChunkError, DataError, DkrrError
 from dkrr.selection.tuning import TuneSettings, tune
 from dkrr.store.lease import process_record
 from tests.contract.helpers import run
+from tests.faults import swap
 from tests.jobs.retrain.project import Project, in_process
 
 N = 40
@@ -174,20 +175,13 @@ def test_a_data_set_that_was_replaced_since_it_was_opened_is_refused(parts: Part
             action()
 
 
-def exchange(one: Path, other: Path) -> None:
-    """Two chunks, each of which passes its checksum where the other was."""
-    first, second = one.read_bytes(), other.read_bytes()
-    one.write_bytes(second)
-    other.write_bytes(first)
-
-
 @pytest.mark.parametrize("n", [40, 2100])
 @pytest.mark.parametrize("name", ["X", "y", "weight"])
 def test_exchanged_rows_are_still_found_when_rows_are_appended(name: str, n: int, tmp_path: Path) -> None:
     table = np.random.default_rng(0).random((n + 5, 4))
     path = tmp_path / "data.zarr"
     dkrr.ingest(table[:n], path, target=2, weight=3, rows_per_chunk=16)
-    exchange(path / name / "c/0/0", path / name / "c/1/0")
+    swap(path / name / "c/0/0", path / name / "c/1/0")
     with contextlib.suppress(DamagedChunkError):
         dkrr.ingest(table[n:], path, append=True)
     with pytest.raises(DamagedChunkError):
@@ -218,7 +212,7 @@ def test_exchanged_rows_are_not_copied_or_predicted(name: str, tmp_path: Path) -
     estimator = dkrr.KernelRidge(kernel="rbf").fit(X, y)
     dkrr.ingest(X, path, y=y, rows_per_chunk=16)
     dkrr.ingest(X, grown, y=y)
-    exchange(path / name / "c/0/0", path / name / "c/1/0")
+    swap(path / name / "c/0/0", path / name / "c/1/0")
     for action in (
         lambda: dkrr.ingest(path, tmp_path / "copy.zarr"),
         lambda: dkrr.ingest(dkrr.open_dataset(path), grown, append=True),
@@ -252,7 +246,7 @@ def test_rows_that_are_exchanged_behind_an_estimator_are_found(kind: str, tmp_pa
         estimator.predict(X[:3])
     last.write_bytes(whole)
     np.testing.assert_array_equal(estimator.predict(X[:3]), wanted)
-    exchange(rows / "X/c/0/0", rows / "X/c/1/0")
+    swap(rows / "X/c/0/0", rows / "X/c/1/0")
     for action in (
         lambda: estimator.predict(X[:3]),
         lambda: estimator.predict(X[:3], return_std=True),
@@ -269,7 +263,7 @@ def test_exchanged_chunks_of_the_inverse_are_computed_again(parts: Parts, tmp_pa
     wanted = estimator.leave_one_out().residuals
     (factor,) = tmp_path.glob("factors/*.zarr")
     chunks = factor / "inverse_diagonal/c"
-    exchange(chunks / "1/0", chunks / "2/0")
+    swap(chunks / "1/0", chunks / "2/0")
     shown = run("info", factor, "--verify", exits=4)
     assert "chunks of inverse_diagonal were exchanged" in shown.output
     np.testing.assert_allclose(estimator.leave_one_out().residuals, wanted, rtol=1e-12)
