@@ -331,7 +331,7 @@ def fit_nystrom(
     }
     # two chunks of rows that changed places pass their checksums, and every residual after that
     with storage_errors(workspace.store):
-        dataset.verify()
+        dataset.check_still_there()
     key = key_of(fields)
     with resumable_folder(workspace, key) as location:
         centring, given = centre_dataset(dataset) if fit_intercept else None, (dataset, kernel, alphas, nystrom)
