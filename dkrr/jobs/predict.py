@@ -54,7 +54,7 @@ from dkrr.linalg.leave_one_out import IntervalMethod
 from dkrr.linalg.loss import log_probabilities
 from dkrr.models.model import BLOCK_ROWS, Model, load_model
 from dkrr.models.prediction import needs_workers, predict_dataset, score_dataset
-from dkrr.store.documents import content_digest, manifest_digest
+from dkrr.store.documents import content_digest
 from dkrr.store.files import (
     children,
     delete_key,
@@ -541,7 +541,7 @@ def _predicted(
         variance = None if variances is None else variances.read(start, stop)
         return extras.beside(model, values.read(start, stop), variance)
 
-    origin = {"model_digest": manifest_digest(location), "num_rows": dataset.num_rows, "rows_digest": dataset.digest}
+    origin = {"model_digest": model.digest, "num_rows": dataset.num_rows, "rows_digest": dataset.digest}
     return Predictions(num_rows=dataset.num_rows, read=read, **layout), origin
 
 

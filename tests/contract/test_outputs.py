@@ -365,6 +365,25 @@ def test_a_model_whose_rows_are_on_disk_is_saved_over_itself(place: Path, monkey
     np.testing.assert_array_equal(dkrr.load_model("model.zarr").predict(ROWS), expected)
 
 
+def test_predictions_say_which_model_made_them_where_another_took_its_place(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dkrr.jobs import predict
+
+    first, compute = dkrr.load_model("model.zarr"), predict.predict_dataset
+
+    def replaced(*args: Any, **options: Any) -> Any:
+        found = compute(*args, **options)
+        other = make_model(place / "other.zarr", alpha=10.0)
+        dkrr.load_model(other).save("model.zarr", overwrite=True)
+        return found
+
+    monkeypatch.setattr(predict, "predict_dataset", replaced)
+    run("predict", "model.zarr", "rows.csv", "-o", "out.npy")
+    np.testing.assert_allclose(np.load("out.npy"), first.predict(ROWS))
+    assert json.loads(Path("out.npy.json").read_text())["model_digest"] == first.digest
+
+
 def test_predictions_are_not_written_into_what_they_are_made_from(place: Path) -> None:
     x = np.sort(ROWS[:, :1], axis=0)
     estimator = dkrr.KernelRidge(alpha=0.1, kernel="rbf", gamma=0.3).fit(x, np.sin(x[:, 0]))
