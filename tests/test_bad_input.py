@@ -188,6 +188,7 @@ def write_csv(text: str) -> Callable[[Place], None]:
 def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     document = json.loads(path.read_text())
     change(document)
+    document.pop("crc32c", None)
     path.write_text(json.dumps(document))
 
 

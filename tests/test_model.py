@@ -19,6 +19,7 @@ from dkrr import KernelRidge, Model, load_model
 from dkrr.dataset import Scaling
 from dkrr.errors import DamagedChunkError, DataError, StoreError
 from dkrr.store.documents import write_manifest
+from dkrr.store.files import read_json
 from tests.reference import reference_kernel
 
 RNG = np.random.default_rng(5)
@@ -94,7 +95,7 @@ def edit(key: str, *, signed: bool = True, **changes: Any) -> Callable[[Path], A
     """Change a JSON document of a model; ``signed`` writes a manifest that fits, as a forger would."""
 
     def change(path: Path) -> None:
-        document = json.loads((path / key).read_text())
+        document = read_json(path, key)
         (document["attributes"] if key == "zarr.json" else document).update(changes)
         (path / key).write_text(json.dumps(document))
         if signed:

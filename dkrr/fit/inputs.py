@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
 from dkrr.dataset import (
     Dataset,
@@ -49,9 +48,11 @@ from dkrr.linalg.workspace import choose_tile_size, task_bytes
 from dkrr.store import files
 from dkrr.store.documents import plain
 from dkrr.store.files import (
+    MEMORY_FILE_SYSTEMS,
     arrays_below,
     at_present,
     copy_tree,
+    file_system,
     is_url,
     join,
     local_root,
@@ -328,8 +329,6 @@ def _block(matrix: Any, grid: TileGrid, i: int, j: int) -> Floats:
     return block
 
 
-MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
-
 # the workers need the other half
 SHARE_OF_FREE_MEMORY = 0.5
 
@@ -412,7 +411,7 @@ def temporary_folder(needed_bytes: int = 0) -> str:
         except OSError:
             free = -1
         said = "cannot be written" if free < 0 else f"has {free:,} bytes free"
-        if (kind := file_system(Path(base))) in MEMORY_FILE_SYSTEMS:
+        if (kind := file_system(base)) in MEMORY_FILE_SYSTEMS:
             free = min(free, int(SHARE_OF_FREE_MEMORY * free_memory_bytes()))
             said = f"is in memory ({kind}) and may take {free:,} bytes"
         if needed_bytes <= free:
@@ -423,11 +422,3 @@ def temporary_folder(needed_bytes: int = 0) -> str:
         hint="set Dask's temporary-directory to a disk with room, or give store=",
         needed=needed_bytes,
     )
-
-
-def file_system(path: Path) -> str:
-    """Name of the file system that a folder is on, "" when the system does not tell."""
-    # of two mounts on one point the later one is seen
-    mounts = reversed(psutil.disk_partitions(all=True))
-    holding = [mount for mount in mounts if path.resolve().is_relative_to(mount.mountpoint)]
-    return str(max(holding, key=lambda mount: len(Path(mount.mountpoint).parts)).fstype) if holding else ""

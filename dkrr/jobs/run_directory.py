@@ -36,7 +36,6 @@ way but finished, can be resumed.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shlex
@@ -56,10 +55,12 @@ from dkrr.store.files import (
     is_below,
     is_url,
     join,
+    json_bytes,
     key_size,
     local_root,
     name_of,
     parent_of,
+    parse_json,
     place,
     read_json,
     read_key,
@@ -314,7 +315,7 @@ class EventLog:
         events = list(self._waiting)
         if not events:
             return
-        data = "".join(f"{json.dumps(event, sort_keys=True)}\n" for event in events).encode()
+        data = b"".join(json_bytes(event, indent=None) + b"\n" for event in events)
         folder = join(self.directory.location, "events")
         number = sum(name.endswith(".jsonl") for name in children(folder))
         while not self.directory.create(_segment(number), data):  # another driver counts at the same time
@@ -326,10 +327,10 @@ def read_events(directory: RunDirectory, start: int = 0) -> Iterator[tuple[int, 
     """Every event from segment ``start`` on, with the number of its segment, up to what is there now."""
     number = start
     while (data := directory.read_bytes(_segment(number))) is not None:
-        for line in data.decode(errors="replace").splitlines():
+        for line in data.splitlines():
             try:
-                event = json.loads(line)
-            except ValueError:
+                event = parse_json(line, directory.location, _segment(number))
+            except StoreError:
                 event = {"time": "", "kind": "warning", "message": f"unreadable line in {_segment(number)}"}
             yield number, event
         number += 1

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -285,7 +286,9 @@ def rewrite(path: Path, old: str, new: str) -> None:
 
 def fitted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[float]]:
     """Fit the job in a folder: the digests of its rows, and its dual coefficients."""
+    fsync = os.fsync
     in_process(monkeypatch)
+    monkeypatch.setattr(os, "fsync", fsync)
     run("fit", folder / "job.toml")
     facts = json.loads((folder / "runs/job/result.json").read_text())
     model = dkrr.load_model(folder / "runs/job/model.zarr")
@@ -308,6 +311,28 @@ def test_a_file_that_was_rewritten_in_place_is_read_again(job: Path, monkeypatch
     assert after[0][0] == before[0][0]  # X
     assert after[0][1] != before[0][1]  # y
     assert after[1] != before[1]
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_file_that_was_rewritten_through_a_memory_map_is_read_again(
+    in_memory: bool, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second write to a page that is not on disk yet, or never gets there, leaves the times of its file alone."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if in_memory else job) as folder:
+        path = Path(folder) / "rows.npy"
+        np.save(path, np.random.default_rng(0).random((20, 3)))
+        text = (job / "job.toml").read_text().replace("rows.csv", str(path)).replace('"y"', "-1")
+        (job / "job.toml").write_text(text)
+        rows = np.load(path, mmap_mode="r+")
+        rows[:, 2] += 1.0
+        before, digests = path.stat(), fitted(job, monkeypatch)[0]
+        rows[:, 2] += 1.0
+        if in_memory:  # elsewhere the file was synced in between
+            assert path.stat().st_ctime_ns == before.st_ctime_ns
+        after = fitted(job, monkeypatch)[0]
+        del rows
+    assert after[0] == digests[0]
+    assert after[1] != digests[1]
 
 
 @pytest.mark.parametrize("way", ["restored", "touched"])

@@ -20,6 +20,7 @@ from dkrr.cli import main
 from dkrr.errors import JobFileError
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.spec import JobSpec
+from dkrr.store.files import read_json
 from tests.jobs.retrain.project import in_process
 
 RNG = np.random.default_rng(5)
@@ -100,7 +101,7 @@ def run(path: Path) -> tuple[dict[str, Any], dkrr.Model, Path]:
     """Result, model and directory of a job that is fitted."""
     result = json.loads(call("fit", path, "--json").stdout)
     folder = Path(result["run_directory"])
-    assert result == json.loads((folder / "result.json").read_text()) | {"plan": result["plan"]}
+    assert result == read_json(folder, "result.json") | {"plan": result["plan"]}
     return result, dkrr.load_model(folder / "model.zarr"), folder
 
 

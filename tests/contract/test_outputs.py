@@ -449,8 +449,8 @@ def test_a_crash_while_a_model_is_replaced_leaves_one_that_gc_keeps(
             else:
                 crashed = False
         for lock in place.glob("model.zarr.lock"):  # of a process that is gone
-            held = json.loads(lock.read_text())
-            lock.write_text(json.dumps(held | {"owner": held["owner"] | {"pid": 2**30}}))
+            held = stores.read_json(place, lock.name)
+            stores.write_json(place, lock.name, held | {"owner": held["owner"] | {"pid": 2**30}})
         # what a crash left is old, and the garbage collector comes by before anybody has looked
         run("gc", "store", "--older-than", -1, "--yes")
         found = dkrr.load_model("model.zarr").predict(ROWS)

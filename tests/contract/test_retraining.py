@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -695,6 +696,40 @@ def test_a_bit_that_flips_in_what_says_who_is_held_out_is_found(name: str, tmp_p
     project.deliver("n2", seed=2)
     with pytest.raises(StoreError, match="is damaged"):
         project.run()
+
+
+def test_a_bit_that_flips_in_any_document_is_found_or_changes_nothing(project: Project, tmp_path: Path) -> None:
+    """A digit or a letter becomes another one, and the document stays valid JSON."""
+    saved = Path(shutil.copytree(project.folder, tmp_path / "saved"))
+    project.deliver("n4", seed=4)
+    path = project.folder / "incoming/n4.csv"
+    batch = path.read_bytes()
+
+    def night() -> tuple[str, list[float]]:
+        shutil.rmtree(project.folder)
+        shutil.copytree(saved, project.folder)
+        path.write_bytes(batch)
+        if name:
+            (project.folder / name).write_bytes(octets)
+        found = project.run()
+        return found.outcome, project.predict(rows_of(9, 20)[:, :3]).tolist()
+
+    name, octets = "", bytearray()
+    right, refused = night(), 0
+    draw = np.random.default_rng(0)
+    names = sorted(str(path.relative_to(saved)) for path in saved.rglob("*.json") if path.name != "zarr.json")
+    documents = {re.sub("[0-9a-f]{6,}|[0-9]", "", name): name for name in names}  # the last one of each kind
+    for name in documents.values():
+        octets = bytearray((saved / name).read_bytes())
+        places = [found.start(1) for found in re.finditer(rb"(?<=[:\[ ,])\"?[0-9a-z.-]*([0-9a-f])", octets)]
+        octets[draw.choice(places)] ^= 1
+        with contextlib.suppress(StoreError):
+            refused += 1
+            outcome, predictions = night()
+            refused -= 1
+            assert outcome == right[0], name
+            assert np.allclose(predictions, right[1], rtol=1e-9), name
+    assert 5 < refused < len(documents)
 
 
 def test_rows_of_a_batch_that_are_alike_are_held_out_together(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ from dkrr import load_model
 from dkrr.errors import DkrrError, LockedError, StoreError
 from dkrr.jobs.predict import predict_job
 from dkrr.jobs.registry import ModelRegistry, NamedModel, Reference
-from dkrr.store.files import list_keys, read_key
+from dkrr.store.files import list_keys, read_json, read_key, write_json
 from tests.faults import failing_at, flip
 from tests.jobs.registry.helpers import ROWS, make_model
 from tests.s3 import Bucket, bucket, s3_server
@@ -138,8 +137,8 @@ def test_prune_keeps_what_may_be_needed(model: NamedModel, saved: list[str]) -> 
     model.promote(a)  # c loses its alias
     now = time.time()
     for version in model.versions():  # published long ago
-        record = Path(version.location, "version.json")
-        record.write_text(json.dumps(json.loads(record.read_text()) | {"created_at": "2020-01-01T00:00:00Z"}))
+        record = read_json(version.location, "version.json")
+        write_json(version.location, "version.json", record | {"created_at": "2020-01-01T00:00:00Z"})
     assert model.prune(keep=0, grace_seconds=100) == [], "a reader may hold c"
     model.change(
         lambda aliases: aliases.model_copy(update={"released": dict.fromkeys(aliases.released, now - 200)}),
