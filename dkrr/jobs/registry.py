@@ -419,6 +419,8 @@ class NamedModel:
             facts=plain(facts),
         )
         _copy(model_path, version.model_path)
+        if check_manifest(version.model_path) != digest:
+            raise StoreError(f"{model_path} was replaced during the copy", hint="start again")
         if not is_url(version.location):
             sync_folder(Path(version.location))
             for folder in Path(version.location).parents[:3]:  # each of which may be new

@@ -65,6 +65,27 @@ def test_of_two_publishers_each_has_its_own_number(
     assert sorted(number for number, _ in numbers(root)) == [1, 2, 3]
 
 
+def test_a_model_that_is_replaced_while_it_is_copied_is_not_published(
+    tmp_path: Path, model: Callable[[float], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other, copy, once = model(1.0), dkrr.load_model(model(2.0)), registry._copy, [True]
+
+    def replaced(*arguments: Any) -> None:
+        if once:
+            once.clear()
+            other.save(path, overwrite=True)
+        copy(*arguments)
+
+    monkeypatch.setattr(registry, "_copy", replaced)
+    words = ["models", "add", "demo", path, "--registry", str(tmp_path / "models")]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 4, result.output
+    assert "was replaced during the copy" in result.output
+    models(*words[1:])
+    (version,) = registry.ModelRegistry(str(tmp_path / "models")).open("demo").versions()
+    assert dkrr.load_model(version.model_path).provenance["alpha"] == [2.0]
+
+
 def test_a_version_that_was_pruned_meanwhile_is_not_promoted(
     tmp_path: Path, model: Callable[[float], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
