@@ -184,5 +184,26 @@ def test_a_damaged_chunk_is_found_at_predict(early: bool, path: Path) -> None:
     model = load_model(path, verify=False)
     if not early:
         damage_chunk(path)
-    with pytest.raises(DamagedChunkError, match=r"chunk \(0, 0\) of .*X_fit is damaged"):
+    error = DamagedChunkError if early else StoreError
+    with pytest.raises(error, match=r"chunk \(0, 0\) of .*X_fit is damaged|X_fit/c/0/0 of .* was changed since"):
+        model.predict(Z)
+
+
+@pytest.mark.usefixtures("not_in_memory")
+@pytest.mark.parametrize("part", ["X_fit", "dual_coef", "zarr.json", "touched"])
+def test_another_model_is_copied_over_one_that_is_open(part: str, path: Path, tmp_path: Path) -> None:
+    """As far as a copy has come: the manifest is the last of the names."""
+    KernelRidge(kernel="rbf", gamma=0.2, alpha=3.0).fit(X + 1.0, Y[:, 1]).save(tmp_path / "other")
+    model = load_model(path)
+    expected = model.predict(Z)
+    if part == "touched":  # the same bytes
+        for file in path.rglob("*"):
+            file.touch()
+        np.testing.assert_array_equal(model.predict(Z), expected)
+        return
+    source = tmp_path / "other" / part
+    for file in source.rglob("*") if source.is_dir() else [source]:
+        if file.is_file():
+            shutil.copyfile(file, path / file.relative_to(tmp_path / "other"))
+    with pytest.raises(StoreError, match=f"{part}.* was changed since it was opened"):
         model.predict(Z)

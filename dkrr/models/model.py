@@ -60,7 +60,15 @@ from dkrr.linalg.leave_one_out import (
 from dkrr.linalg.products import ArrayRows, RowSource, predict_block
 from dkrr.linalg.solution import Solution
 from dkrr.markup import facts_html, lines_text, named
-from dkrr.store.documents import MANIFEST, check_manifest, manifest_digest, refuse_links, write_manifest
+from dkrr.store.documents import (
+    MANIFEST,
+    check_manifest,
+    check_unchanged,
+    file_states,
+    manifest_digest,
+    refuse_links,
+    write_manifest,
+)
 from dkrr.store.files import (
     check_place,
     is_below,
@@ -788,14 +796,15 @@ def _opened(path: Any, verify: bool) -> Model:
     if root is not None:
         put_back(root)
     refuse_links(path)
-    attributes = _require_model(path)
+    known, attributes = file_states(path), _require_model(path)
     if verify:
         check_manifest(path)
     digest = manifest_digest(path)
     try:
-        model = _from_attributes(path, attributes, digest)
+        model = _from_attributes(path, attributes, digest, partial(check_unchanged, path, digest, known))
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise StoreError(f"{path} has unreadable metadata ({exc})", hint="restore it, or fit again") from exc
+    check_unchanged(path, digest, known)
     return model.in_memory()
 
 
@@ -811,20 +820,14 @@ def _at_present(provenance: dict[str, Any], location: str) -> dict[str, Any]:
     return provenance | {"store": beside, "factors": factors}
 
 
-def _check_digest(path: Any, digest: str) -> None:
-    """A model is replaced whole: while its manifest is there, so are its rows."""
-    if read_key(path, MANIFEST) is None or manifest_digest(path) != digest:
-        raise StoreError(f"{path} was replaced by another model, or removed", hint="load it again")
-
-
-def _from_attributes(path: Any, attributes: dict[str, Any], digest: str) -> Model:
+def _from_attributes(path: Any, attributes: dict[str, Any], digest: str, check: Callable[[], None]) -> Model:
     """The model whose attributes these are, its arrays opened; raises whatever wrong attributes lead to."""
     attributes = dict.fromkeys(OPTIONAL) | attributes
     kernel_dict, inputs = attributes["kernel"], attributes["num_inputs"]
 
     def saved_rows(name: str) -> RowArray:
         rows = RowArray.open(path, name)
-        return RowArray(rows.array, rows.num_rows, partial(_check_digest, path, digest), every_read=True)
+        return RowArray(rows.array, rows.num_rows, check, every_read=True)
 
     kernel = None if kernel_dict == {"kernel": "precomputed"} else kernel_from_dict(kernel_dict)
     found: dict[str, Any] = {name: attributes[name] for name in PLAIN}

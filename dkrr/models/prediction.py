@@ -46,7 +46,7 @@ from dkrr.linalg.loss import log_probabilities, make_loss
 from dkrr.linalg.operators import Rows
 from dkrr.models.model import BLOCK_ROWS, Model, load_model
 from dkrr.models.validation import is_out_of_core
-from dkrr.store.files import full_disk, place, remove_array
+from dkrr.store.files import full_disk, is_url, place, remove_array
 from dkrr.tiles import TileMatrix
 
 # One core evaluates so many kernel entries, or does so many flops, in about the time that a cluster takes to start.
@@ -160,8 +160,7 @@ class PredictTask:
 @lru_cache(maxsize=2)
 def _saved_model(path: str, digest: str) -> Model:
     """The model at a path, kept open per process; ``digest`` is that of its manifest."""
-    # the caller has verified the manifest; chunks carry their own checksum
-    model = load_model(path, verify=False)
+    model = load_model(path, verify=not is_url(path))  # objects only where the caller did
     if model.digest != digest:
         raise StoreError(f"{path} was replaced by another model during a prediction", hint="start again")
     return model

@@ -257,6 +257,46 @@ def check_manifest(store: Any) -> str:
     return _digest(json.dumps(expected, sort_keys=True).encode())
 
 
+def file_states(store: Any) -> dict[str, Any]:
+    """What tells that a key of a saved group in a folder was written since, of each, its manifest too."""
+    return {} if is_url(store) else {key: _state(store, key) for key in (MANIFEST, *(read_json(store, MANIFEST) or {}))}
+
+
+def _state(store: Any, key: str) -> Any:
+    with contextlib.suppress(FileNotFoundError):
+        found = os.stat(os.path.join(store, key))
+        return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return None
+
+
+def check_unchanged(store: Any, digest: str, known: dict[str, Any]) -> None:
+    """Refuse a group that is not the one that was opened; keys that were written since are compared with the manifest.
+
+    Parameters
+    ----------
+    digest
+        The :func:`manifest_digest` when it was opened.
+    known
+        The :func:`file_states` then; those of keys that are found to be the same are brought up to date. Of objects
+        only the manifest is compared.
+
+    Raises
+    ------
+    StoreError
+        It was replaced or removed, or a part of it was.
+    """
+    changed = [key for key, state in known.items() if _state(store, key) != state]
+    is_doubtful = is_url(store) or MANIFEST in changed
+    if is_doubtful and (key_size(store, MANIFEST) is None or manifest_digest(store) != digest):
+        raise StoreError(f"{store} was replaced by another model, or removed", hint="load it again")
+    expected = _manifest(store) if changed else {}
+    for key in changed:
+        state = _state(store, key)
+        if state is None or (key != MANIFEST and _key_digest(store, key) != expected[key]):
+            raise StoreError(f"{key} of {store} was changed since it was opened", hint="restore it, or load it again")
+        known[key] = state
+
+
 def plain(value: Any) -> Any:
     """Nested values as JSON has them: NumPy numbers become Python's, what is not finite becomes None."""
     if isinstance(value, dict):
