@@ -374,9 +374,8 @@ class CsvTable(ArrowTable):
         self._skip = line - 1 if self._has_header else self._first_line - 1
         super().__init__(label, names, None, is_named=bool(self._has_header))
 
-    def blocks(self, columns: Sequence[int], label_column: int | None = None) -> Iterator[Block]:
-        for values, labels in super().blocks(columns, label_column):
-            yield values, labels and [label.strip() for label in labels]
+    def is_text(self, column: int) -> bool:
+        return True
 
     def label_type(self, column: int, *, as_text: bool = True) -> Any:
         """Text as it stands; without ``as_text`` numbers where these give all fields back."""

@@ -101,7 +101,9 @@ def ingest(
     one_hot
         The target holds classes, numbers or text; it becomes one column of 0 and 1 a class.
     classes
-        With ``one_hot``: the classes in their order, those of a fit; another label is an error. None: what occurs.
+        With ``one_hot``: the classes in their order, those of a fit; another label is an error. None: what occurs. In
+        a text file "-" is a class among others that are text; NA, nan and null are classes only where they are given
+        here. White space around such a label counts only where a class here has it.
     append
         Add the rows to the data set at ``dest`` as a generation of their own, all or none; they must match it. Without
         ``target``, ``features`` and ``weight`` its own column names are looked up in the source.
@@ -320,12 +322,13 @@ class _Labels:
     Labels that are text are integers where all of them read as integers, numbers where all read as numbers, else text;
     those with leading zeros are codes, and text. A whole float is an integer. True of a Parquet file is the class that
     a text file writes ``true``, ``True`` or ``TRUE``. Without ``classes`` they are those that occur, sorted, which
-    reads the column once.
+    reads the column once. White space around a field of a text file belongs to its label only where a class has it.
 
     Raises
     ------
     DataError
-        A label is missing, text and numbers are mixed, there are more than 1,000 classes, or none.
+        A label is missing, text and numbers are mixed, two labels differ by white space alone, there are more than
+        1,000 classes, or none.
     """
 
     def __init__(self, table: Table, layout: Layout, classes: Sequence[Any] | None, *, drop: bool) -> None:
@@ -335,6 +338,7 @@ class _Labels:
             )
         self._table, self._column = table, layout.targets[0]
         self._what = f"column {table.names[self._column]!r} of {table.label}"
+        self._is_text = table.is_text(self._column)
         if classes is None:
             used = [*layout.features, *(() if layout.weight is None else (layout.weight,))]
             classes = self._sorted(self._occurring(used if drop else None))
@@ -348,7 +352,23 @@ class _Labels:
 
     def is_missing(self, label: Any) -> bool:
         """Whether a label says that there is none."""
-        return _is_missing(label) or (self._has_numbers and isinstance(label, str) and label in MISSING_MARKS)
+        is_mark = self._has_numbers and isinstance(label, str) and self._field(label) in MISSING_MARKS
+        return (is_mark or self._lacks(label)) and self._class_of(label) is None
+
+    def _field(self, label: Any) -> Any:
+        """A label without the white space around it, where that may be none of its own."""
+        return label.strip() if self._is_text and isinstance(label, str) else label
+
+    def _lacks(self, label: Any) -> bool:
+        """Whether a label is missing, unless a class is called so: NA may be Namibia, and - is a class among others."""
+        field = self._field(label)
+        return _is_missing(field) or (self._is_text and field != "-" and field in MISSING_MARKS)
+
+    def _class_of(self, label: Any) -> int | None:
+        """The number of the class with this label."""
+        names = (label, self._field(label))
+        found = (self._index.get(_as_number(name) if self._has_numbers else name) for name in names)
+        return next((j for j in found if j is not None), None)
 
     def encode(self, labels: Sequence[Any], numbers: NDArray[np.intp]) -> Floats:
         """(m, number of classes) float64 for the labels of rows ``numbers``.
@@ -360,10 +380,10 @@ class _Labels:
         """
         out = np.zeros((len(labels), len(self.classes)))
         for i, label in enumerate(labels):
-            j = self._index.get(_as_number(label) if self._has_numbers else label)
+            j = self._class_of(label)
             if j is None:
                 row, table = int(numbers[i]), self._table
-                if _is_missing(label):
+                if self._lacks(label):
                     raise self._no_class(row)
                 shown = ", ".join(map(repr, self.classes[:10])) + (", ..." if len(self.classes) > 10 else "")
                 raise DataError(
@@ -377,23 +397,30 @@ class _Labels:
     def _occurring(self, used: Sequence[int] | None) -> set[Any]:
         """The labels, of rows where the columns ``used`` have values, if any are given: others may lack a label."""
         found: dict[Any, int] = {}  # with the row where a label is first
+        written: dict[Any, set[Any]] = {}
         row = 0
         for values, labels in self._table.blocks(used or [], self._column):
             is_whole: NDArray[np.bool_] = np.asarray(~np.isnan(values).any(axis=1))
             for number, label in enumerate(labels or (), row):
-                is_there = not _is_missing(label)
+                is_there, field = not self._lacks(label), self._field(label)
                 if is_whole[number - row] and (is_there or used is None):
-                    found.setdefault(label if is_there else None, number)
+                    found.setdefault(field if is_there else None, number)
+                    written.setdefault(field, {label}).add(label)
             row += len(values)
             if len(found) > MAX_CLASSES:
                 raise DataError(
                     f"{self._what} has over {MAX_CLASSES:,} different values; classes expected",
                     hint="leave one_hot out if the target is a quantity",
                 )
-        # "NA" is Namibia among countries, and no class among numbers
+        # "-" may be a class among text, "NA" of a table other than text, and no class among numbers
         rest = set(found) - {None, *MISSING_MARKS}
         if any(isinstance(_as_number(label), str) for label in rest):
             rest = set(found) - {None}
+            for forms in (sorted(written[label])[:2] for label in rest if len(written[label]) > 1):
+                raise DataError(
+                    f"{self._what} has {' and '.join(map(repr, forms))}, which differ by white space alone",
+                    hint="write the class in one way",
+                )
         if used is None and len(rest) < len(found):
             raise self._no_class(min(found[label] for label in set(found) - rest))
         if row and not rest:

@@ -263,7 +263,7 @@ def read_mask(
     text: dict[str, Any] = {"header": has_names, "delimiter": delimiter, "decimal": decimal}
     table = open_table(source, **text, allow_1d=True)
     j = column_number(table, 0 if column is None else column, "column")
-    texts = (str(label).lower() for _, labels in table.blocks([], j) for label in labels or ())
+    texts = (str(label).strip().lower() for _, labels in table.blocks([], j) for label in labels or ())
     values = [_VALUES.get(text, text) for text in texts]
     is_name = header == "auto" and table.num_rows is None and not has_names and isinstance(values[0], str)
     for number, value in enumerate(values):

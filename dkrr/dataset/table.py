@@ -98,6 +98,10 @@ class Table(ABC):
         """Whether the source named this column."""
         return self.is_named
 
+    def is_text(self, column: int) -> bool:
+        """Whether the values of this column are fields of a text file, in which marks stand for missing ones."""
+        return False
+
     def label_type(self, column: int, *, as_text: bool = True) -> Any:
         """The Arrow type of a column as it stands, which need not hold numbers, for a copy beside predictions.
 
@@ -234,6 +238,10 @@ class Beside(Table):
     def has_name(self, column: int) -> bool:
         is_here = column < self._width
         return self._table.has_name(column) if is_here else self._other.has_name(column - self._width)
+
+    def is_text(self, column: int) -> bool:
+        is_here = column < self._width
+        return self._table.is_text(column) if is_here else self._other.is_text(column - self._width)
 
     def blocks(self, columns: Sequence[int], label_column: int | None = None) -> Iterator[Block]:
         here = [k for k, column in enumerate(columns) if column < self._width]

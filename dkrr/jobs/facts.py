@@ -342,7 +342,7 @@ class Findings:
         source = _tolerant(lambda: (directory.read_bytes("job.toml") or b"").decode(errors="replace"), "")
         self.job_text = cut(source or (json.dumps(job, indent=1, sort_keys=True) if job else ""), MOST_JOB_LETTERS)
         found = _tolerant(lambda: [event for _, event in read_events(directory) if isinstance(event, dict)], [])
-        self.events, self.num_events = found, len(found)
+        self.events = found
         samples = _document(directory, "samples.json")
         self.attempt = samples if samples.get("epoch") == self.status.epoch else {}
 

@@ -260,8 +260,13 @@ def test_a_file_that_grows_while_it_is_read_is_refused(tmp_path: Path) -> None:
 
 
 def test_classes_are_told_exactly(tmp_path: Path) -> None:
-    path = write(tmp_path, "x,k\n1, pear\n2,pear \n3,apple\n")
+    path = write(tmp_path, "x,k\n1, pear\n2, pear\n3,apple\n")
     assert read(path, target="k", one_hot=True).classes == ("apple", "pear")
+    path = write(tmp_path, 'x,k\n1," pear"\n2,pear \n3,apple\n', "two.csv")
+    with pytest.raises(DataError, match="' pear' and 'pear ', which differ by white space alone"):
+        read(path, target="k", one_hot=True)
+    path = write(tmp_path, "x,k\n1, 7\n2,7\n3,8\n", "numbers.csv")
+    assert dkrr.ingest(path, tmp_path / "numbers.zarr", target="k", one_hot=True).classes == (7, 8)
     big = 2**53
     path = write(tmp_path, f"x,k\n1,{big}\n2,{big + 1}\n", "big.csv")
     dataset = dkrr.ingest(path, tmp_path / "big.zarr", target="k", one_hot=True)
@@ -276,3 +281,26 @@ def test_a_class_that_is_missing(mark: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"row 1 of .*, line 3, has no class in column 'k'"):
         read(path, target="k", one_hot=True)
     assert read(path, target="k", one_hot=True, missing="drop").classes == (7, 8)
+
+
+@pytest.mark.parametrize("mark", ["?", "", "NA", "nan", "NULL", " N/A "])
+def test_a_mark_of_a_missing_value_is_no_class_among_text(mark: str, tmp_path: Path) -> None:
+    path = write(tmp_path, f"x,k\n1,low\n2,{mark}\n3,high\n")
+    with pytest.raises(DataError, match=r"row 1 of .*, line 3, has no class in column 'k'"):
+        read(path, target="k", one_hot=True)
+    dataset = read(path, target="k", one_hot=True, missing="drop")
+    assert (dataset.num_rows, dataset.classes) == (2, ("high", "low"))
+    # unless it is the name of one, as of a model that was fitted with it
+    classes = [mark.strip(), "low", "high"]
+    if classes[0] not in ("", "?"):
+        dataset = dkrr.ingest(path, tmp_path / "named.zarr", target="k", one_hot=True, classes=classes, missing="drop")
+        assert (dataset.num_rows, dataset.classes) == (3, tuple(classes))
+
+
+def test_a_label_is_the_class_that_is_written_like_it(tmp_path: Path) -> None:
+    """White space and all, before what is the same without it."""
+    classes = ["a", " a", "b"]
+    path = write(tmp_path, 'x,k\n1,a\n2," a"\n3," b"\n4,"a "\n')
+    dataset = dkrr.ingest(path, tmp_path / "d.zarr", target="k", one_hot=True, classes=classes)
+    assert dataset.y is not None
+    assert dataset.y.read(0, 4).argmax(axis=1).tolist() == [0, 1, 2, 0]

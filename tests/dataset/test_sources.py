@@ -156,7 +156,10 @@ def test_parquet_types_index_and_folder_order(tmp_path: Path) -> None:
 
 CLASSES: dict[str, tuple[Any, dict[str, Any], tuple[Any, ...]]] = {
     "text": ("x,k\n1,pear\n2,apple\n3,pear\n", {}, ("apple", "pear")),
-    "Namibia": ("x,k\n1,NA\n2,DE\n", {}, ("DE", "NA")),
+    "Namibia": ("x,k\n1, NA\n2,DE\n", {"target": "k", "classes": ["DE", "NA"]}, ("DE", "NA")),
+    "frame of Namibia": (pd.DataFrame({"x": [1.0, 2.0], "k": ["NA", "DE"]}), {}, ("DE", "NA")),
+    "signs": ("x,k\n1,-\n2,+\n3, -\n".replace(", ", ","), {}, ("+", "-")),
+    "padded": ("x,k\n1, pear\n2,apple \n3, pear\n", {}, ("apple", "pear")),
     "numbers": ("x,k\n1,10\n2,9\n3,10\n", {}, (9, 10)),
     "codes": ("x,k\n1,01\n2,1\n3,02\n", {}, ("01", "02", "1")),
     "category": (pd.DataFrame({"x": [1.0, 2.0], "k": pd.Categorical(["u", "v"])}), {}, ("u", "v")),
