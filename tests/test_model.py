@@ -184,8 +184,7 @@ def test_a_damaged_chunk_is_found_at_predict(early: bool, path: Path) -> None:
     model = load_model(path, verify=False)
     if not early:
         damage_chunk(path)
-    error = DamagedChunkError if early else StoreError
-    with pytest.raises(error, match=r"chunk \(0, 0\) of .*X_fit is damaged|X_fit/c/0/0 of .* was changed since"):
+    with pytest.raises(DamagedChunkError, match=r"chunk \(0, 0\) of .*X_fit is damaged"):
         model.predict(Z)
 
 
@@ -205,5 +204,5 @@ def test_another_model_is_copied_over_one_that_is_open(part: str, path: Path, tm
     for file in source.rglob("*") if source.is_dir() else [source]:
         if file.is_file():
             shutil.copyfile(file, path / file.relative_to(tmp_path / "other"))
-    with pytest.raises(StoreError, match=f"{part}.* was changed since it was opened"):
+    with pytest.raises(StoreError, match=rf"{part}.* (was |is damaged \()changed since it was opened"):
         model.predict(Z)

@@ -804,7 +804,6 @@ def _opened(path: Any, verify: bool) -> Model:
         model = _from_attributes(path, attributes, digest, partial(check_unchanged, path, digest, known))
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise StoreError(f"{path} has unreadable metadata ({exc})", hint="restore it, or fit again") from exc
-    check_unchanged(path, digest, known)
     return model.in_memory()
 
 

@@ -28,10 +28,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dkrr.errors import StoreError
+from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.store.files import (
     exclusive,
     is_url,
+    join,
     json_bytes,
     key_size,
     list_keys,
@@ -293,8 +294,19 @@ def check_unchanged(store: Any, digest: str, known: dict[str, Any]) -> None:
     for key in changed:
         state = _state(store, key)
         if state is None or (key != MANIFEST and _key_digest(store, key) != expected[key]):
-            raise StoreError(f"{key} of {store} was changed since it was opened", hint="restore it, or load it again")
+            raise _changed(store, key)
         known[key] = state
+
+
+def _changed(store: Any, key: str) -> StoreError:
+    """The error of a key that is another one than when its group was opened: of a chunk that of a damaged one."""
+    array, _, index = key.partition("/c/")
+    reason, hint = "changed since it was opened", "restore it, or load it again"
+    if not index:
+        return StoreError(f"{key} of {store} was {reason}", hint=hint)
+    numbers, where = tuple(map(int, index.split("/"))), join(store, array)
+    text = f"chunk ({', '.join(map(str, numbers))}) of {where} is damaged ({reason})"
+    return DamagedChunkError(text, hint=hint, path=where, index=numbers, reason=reason)
 
 
 def plain(value: Any) -> Any:
