@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import base64
 import itertools
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -33,7 +32,7 @@ from dkrr.dataset.table import target_columns
 from dkrr.errors import DataError, StoreError
 from dkrr.markup import lines_text, named
 from dkrr.store.documents import refuse_links
-from dkrr.store.files import check_place, is_url, read_json, storage_errors
+from dkrr.store.files import check_place, document_crc, is_url, read_json, storage_errors
 
 FORMAT = "dataset"
 FORMAT_VERSION = 1
@@ -57,7 +56,7 @@ def attributes_of(location: Any) -> dict[str, Any] | None:
 def checksum_of(attributes: dict[str, Any]) -> str:
     """Of what a group says of its present rows: crc32c of the canonical JSON, earlier versions and itself aside."""
     own = {name: value for name, value in attributes.items() if name not in ("checksum", "earlier")}
-    return f"{crc32c(json.dumps(own, sort_keys=True).encode()):08x}"
+    return document_crc(own)
 
 
 def pack(mask: Mask) -> str:

@@ -416,9 +416,9 @@ class _Labels:
         rest = set(found) - {None, *MISSING_MARKS}
         if any(isinstance(_as_number(label), str) for label in rest):
             rest = set(found) - {None}
-            for forms in (sorted(written[label])[:2] for label in rest if len(written[label]) > 1):
+            if same := [sorted(written[label]) for label in rest if len(written[label]) > 1]:
                 raise DataError(
-                    f"{self._what} has {' and '.join(map(repr, forms))}, which differ by white space alone",
+                    f"{self._what} has {' and '.join(map(repr, same[0][:2]))}, which differ by white space alone",
                     hint="write the class in one way",
                 )
         if used is None and len(rest) < len(found):

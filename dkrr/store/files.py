@@ -430,14 +430,13 @@ def remove_array(location: Any) -> None:
 
 
 def json_bytes(value: Any, *, indent: int | None = 1) -> bytes:
-    """
-    A JSON document as it is written: with the crc32c of its other entries as one more, "crc32c".
+    """A JSON document as it is written: with the crc32c of its other entries as one more, "crc32c".
 
     A flipped bit mostly leaves valid JSON, which would say another number of rows or another version. Documents of
     Zarr, whose entries its specification names, and what is no object go without.
     """
     if isinstance(value, dict) and "zarr_format" not in value:
-        value = {**value, CRC: _document_crc(json.loads(json.dumps(value)))}
+        value = {**value, CRC: document_crc(json.loads(json.dumps(value)))}
     return json.dumps(value, indent=indent, sort_keys=True).encode()
 
 
@@ -449,7 +448,7 @@ def parse_json(data: bytes, location: Any, key: str) -> Any:
         raise StoreError(f"{key} of {location} is not valid JSON ({exc})", hint="restore or remove it") from exc
     # what others and earlier releases wrote has none
     stored = value.pop(CRC, None) if isinstance(value, dict) else None
-    if stored is not None and stored != (found := _document_crc(value)):
+    if stored is not None and stored != (found := document_crc(value)):
         raise StoreError(
             f"{key} of {location} is damaged or was edited ({CRC} {found}, {stored} stored)",
             hint=f"restore it; where the change is meant, remove its entry {CRC}",
@@ -457,7 +456,8 @@ def parse_json(data: bytes, location: Any, key: str) -> Any:
     return value
 
 
-def _document_crc(value: Any) -> str:
+def document_crc(value: Any) -> str:
+    """crc32c of the canonical JSON, eight hexadecimal digits."""
     return f"{crc32c(json.dumps(value, sort_keys=True).encode()):08x}"
 
 
