@@ -38,7 +38,7 @@ from dkrr.dataset.dataset import (
     pack,
 )
 from dkrr.dataset.rows import DIGEST_ROWS, Floats, RowArray, RowSummary, damaged, default_rows_per_chunk
-from dkrr.errors import DataError, ParameterError, StoreError
+from dkrr.errors import DataError, LockedError, ParameterError, StoreError
 from dkrr.store.files import (
     check_space,
     children,
@@ -53,7 +53,7 @@ from dkrr.store.files import (
     storage_errors,
     write_json,
 )
-from dkrr.store.interruption import check_fence
+from dkrr.store.interruption import check_fence, fenced
 from dkrr.store.lease import hold_lock
 
 # readers that have opened a data set go on with its rows for so long after a new version has replaced them
@@ -344,6 +344,33 @@ class DatasetWriter:
 
 
 @contextlib.contextmanager
+def _in_place(location: Any) -> Iterator[None]:
+    """No write in the block becomes visible once the folder has been moved or removed, or holds another data set.
+
+    Of objects, which nobody moves in one step, nothing is asked.
+    """
+    root = local_root(location)
+
+    def state() -> tuple[int, ...] | None:
+        with contextlib.suppress(OSError):
+            found = os.stat(join(location, "zarr.json"))
+            return found.st_dev, found.st_ino, found.st_mtime_ns
+        return None
+
+    before = None if root is None else state()
+
+    def check() -> None:
+        if root is not None and state() != before:
+            raise LockedError(
+                f"{location} was moved, removed or replaced while rows were written to it",
+                hint="look what is there, and start again",
+            )
+
+    with fenced(check):
+        yield
+
+
+@contextlib.contextmanager
 def writing(location: Any, **options: Any) -> Iterator[DatasetWriter]:
     """A :class:`DatasetWriter` with these options that leaves nothing behind when its block fails."""
     writer = DatasetWriter(location, **options)
@@ -353,7 +380,8 @@ def writing(location: Any, **options: Any) -> Iterator[DatasetWriter]:
         raise StoreError(f"{location} was made by somebody else meanwhile", hint="look what is there")
     try:
         writer.begin()
-        yield writer
+        with contextlib.nullcontext() if options.get("before") else _in_place(location):  # see claimed
+            yield writer
     except BaseException:
         # the first error is the one to report, also where the disk refuses the removal too
         with contextlib.suppress(Exception):
@@ -376,7 +404,11 @@ def claimed(location: Any, *, wait: bool = False, to_change: bool = False) -> It
     with contextlib.ExitStack() as stack:
         if to_change or not is_finished(location):  # what is not ours gets no lock beside it
             stack.enter_context(hold_lock(location, wait=wait))
-        yield open_dataset(location) if is_finished(location) else None
+        if is_finished(location):
+            stack.enter_context(_in_place(location))  # before it is opened
+            yield open_dataset(location)
+        else:
+            yield None
 
 
 # --- fewer rows -------------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ from dkrr.jobs.run_directory import (
 )
 from dkrr.store.files import full_disk, remove_drafts
 from dkrr.store.interruption import fenced, interrupt_main_thread
-from dkrr.store.lease import Lease, described, process_record
+from dkrr.store.lease import Lease, described, hold_lock, process_record
 
 if TYPE_CHECKING:
     from dkrr.jobs.spec import JobSpec
@@ -353,7 +353,7 @@ def driving(
         except BaseException as error:
             _raise_if_lost(monitor, error)
             if not stays and not directory.has("plan.json"):
-                directory.remove_all()
+                directory.remove_begun()
                 for path in new:
                     with contextlib.suppress(OSError):
                         path.rmdir()
@@ -441,20 +441,27 @@ def submit_job(job: JobSpec, source: bytes) -> Submitted:
     ------
     StoreMismatchError
         The directory holds another job; the differing fields are listed.
+    LockedError
+        It is driven, and its driver has not said yet for which job.
     """
-
     directory = RunDirectory(job.directory)
-    job.check_claim(directory.location)
-    if directory.exists():
-        from dkrr.jobs.prepare import changed_since
+    job.check_claim(directory.location)  # before anything is written there
+    with hold_lock(directory.path("job.json"), wait=True):  # of two at once the second finds the first
+        job.check_claim(directory.location)
+        if directory.exists():
+            from dkrr.jobs.prepare import changed_since
 
-        status = look_once(directory)
-        is_finished = status.state == "finished" and not changed_since(job, directory.read("result.json") or {})
-        if is_finished or not status.is_over:
-            return Submitted(directory, status)
-    directory.write("job.json", job.to_dict())  # first: it is what makes the folder a run
-    directory.write_bytes("job.toml", source)
-    return _start(directory)
+            status = look_once(directory)
+            if not status.is_over:
+                if not directory.has("job.json"):
+                    raise _is_driven(directory, status, "it has not said yet what it fits; try again in a while")
+                job.check_claim(directory.location, is_driven=True)
+                return Submitted(directory, status)
+            if status.state == "finished" and not changed_since(job, directory.read("result.json") or {}):
+                return Submitted(directory, status)
+        directory.write("job.json", job.to_dict())  # first: it is what makes the folder a run
+        directory.write_bytes("job.toml", source)
+        return _start(directory)
 
 
 def resume_run(directory: RunDirectory) -> Submitted:
@@ -476,12 +483,15 @@ def resume_run(directory: RunDirectory) -> Submitted:
 
         return Submitted(directory, status, note=changed_since(job, directory.read("result.json") or {}))
     if not status.is_over:
-        who = current_driver(directory)
-        raise LockedError(
-            f"{directory.shown} is {status.state}" + ("" if who is None else f", driven by {described(who)}"),
-            hint=f"`dkrr wait {directory.shown}`, or `dkrr cancel {directory.shown}` and resume it then",
-        )
+        hint = f"`dkrr wait {directory.shown}`, or `dkrr cancel {directory.shown}` and resume it then"
+        raise _is_driven(directory, status, hint)
     return _start(directory)
+
+
+def _is_driven(directory: RunDirectory, status: Status, hint: str) -> LockedError:
+    who = current_driver(directory)
+    driver = "" if who is None else f", driven by {described(who)}"
+    return LockedError(f"{directory.shown} is {status.state}{driver}", hint=hint)
 
 
 def job_of(directory: RunDirectory) -> JobSpec:

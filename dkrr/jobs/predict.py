@@ -224,6 +224,11 @@ def export_predictions(
         _zarr(predictions, output)
         write_json(parent_of(beside), name_of(beside), stamped | {"sha256": content_digest(output)})
         return
+
+    def check(there: Path) -> None:
+        if not overwrite and content_digest(str(there)) != stamped["replaced"]:
+            raise StoreError(f"{output} came while the predictions were made", hint="choose another output")
+
     work = None if is_url(output) else work_of(output)
     if work is not None:
         Path(work).mkdir(parents=True, exist_ok=True)
@@ -243,7 +248,7 @@ def export_predictions(
             write_json(folder, "stamp.json", stamped, durable=True)
             check_fence()
             os.replace(os.path.join(folder, "stamp.json"), beside)
-            put_in_place(Path(path), Path(output))
+            put_in_place(Path(path), Path(output), check)
 
 
 def _zarr(predictions: Predictions, path: str) -> None:

@@ -57,6 +57,7 @@ from dkrr.store.files import (
     join,
     json_bytes,
     key_size,
+    list_keys,
     local_root,
     name_of,
     parent_of,
@@ -79,7 +80,13 @@ _DOCUMENTS: dict[str, dict[str, set[str]]] = {
     "driver.json": {"run": {"epoch", "counter", "token"}},
     "job.json": {"retrain": {"retrain", "holdout", "data"}, "fit": {"data", "model", "solver", "output"}},
 }
-_BEGUN = r"(?:driver|status|job|\d{6})\.json(?:\.[0-9a-f]{32}\.partial)?|\.dkrr-probe-[0-9a-f]{32}(?:\.partial)?"
+_PROBE = r"\.dkrr-probe-[0-9a-f]{32}(?:\.partial)?"
+_BEGUN = rf"(?:driver|status|job|\d{{6}})\.json(?:\.[0-9a-f]{{32}}\.partial|\.lock)?|{_PROBE}"
+# what a driver writes before there is a plan
+_UNPLANNED = (
+    r"(?:(?:driver|status|job|cancel|samples|drivers/\d{6})\.json|job\.toml|events/\d{6}\.jsonl)"
+    rf"(?:\.[0-9a-f]{{32}}\.partial)?|{_PROBE}"
+)
 
 
 class RunDirectory:
@@ -183,6 +190,15 @@ class RunDirectory:
         """Remove the whole run."""
         remove_array(self.location)
 
+    def remove_begun(self) -> None:
+        """Remove a run that came to nothing before it had a plan; what others put into its directory stays."""
+        for key in sorted(list_keys(self.location), key=lambda key: key == DRIVER):  # whoever has it may remove things
+            if re.fullmatch(_UNPLANNED, key):
+                self.remove(key)
+        for name in ("events", "drivers", "") if self.folder else ():
+            with contextlib.suppress(OSError):
+                os.rmdir(join(self.location, name))
+
 
 def run_kind(location: str) -> str | None:
     """What the documents in a directory make it.
@@ -204,7 +220,7 @@ def may_hold(location: str, kind: str) -> bool:
     if found is not None:
         return found in (kind, "run")
     # nothing is there, or what is left of a driver that was killed, or had no room, right after it took the first
-    # epoch; nothing else may be there, for a run that comes to nothing then is removed with its directory
+    # epoch
     names = [name for name in children(location) if name != "drivers"] + children(join(location, "drivers"))
     return all(re.fullmatch(_BEGUN, name) for name in names)
 

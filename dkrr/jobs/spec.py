@@ -721,12 +721,13 @@ class JobSpec(Table):
         parent = parent_of(self.directory)
         return "store" if parent == "." and not self.directory.startswith(".") else join(parent, "store")
 
-    def check_claim(self, directory: str) -> None:
+    def check_claim(self, directory: str, *, is_driven: bool = False) -> None:
         """Refuse a directory that is not this job's.
 
         Where the work is done ([cluster], [storage]) may change from one attempt to the next, and so may how far an
         iteration goes ([solver] max_iter, allow_unconverged), which then goes on from where it stopped. A directory
-        whose job never came as far as a plan (its data was refused, say) may be taken by another one.
+        whose job never came as far as a plan (its data was refused, say) may be taken by another one, unless it
+        ``is_driven`` now.
 
         Raises
         ------
@@ -739,7 +740,7 @@ class JobSpec(Table):
         if not may_hold(directory, "fit"):
             raise StoreError(f"{directory} exists and is not a run of dkrr", hint="give another [output] directory")
         found = RunDirectory(directory).read("job.json")
-        if found is None or read_json(directory, "plan.json") is None:
+        if found is None or not (is_driven or read_json(directory, "plan.json")):
             return
         there, wanted = (
             {f"[{table}] {key}": value for table, values in _claimed(job).items() for key, value in values.items()}

@@ -450,13 +450,20 @@ class Model:
         check_outside(path)
         _refuse_what_is_there(path, overwrite=overwrite)
         num_bytes = sum(8 * rows.num_rows * rows.num_columns for rows in arrays.values())
+
+        def check(there: Path) -> None:
+            try:
+                _refuse_what_is_there(there, overwrite=overwrite)
+            except StoreError as exc:
+                raise StoreError(f"{path} came while the model was written", hint="choose another path") from exc
+
         with storage_errors(path, num_bytes), hold_lock(path):
             _refuse_what_is_there(path, overwrite=overwrite)  # by now
             if root is not None:
                 beside = root.with_name(f"{root.name}.{uuid.uuid4().hex}.partial")
                 try:
                     self._write(str(beside))
-                    put_in_place(beside, root)
+                    put_in_place(beside, root, check)
                 finally:
                     shutil.rmtree(beside, ignore_errors=True)
             else:

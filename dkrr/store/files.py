@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,7 @@ from dkrr.store.objects import (
 if TYPE_CHECKING:
     from zarr.abc.store import Store
 
+NO_REPLACE, EXCHANGE = 1, 2  # of renameat2
 # what a file system says that has no hard links, or no more of them, or none from there to here
 NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS})
 # the folder of a store with one note for each user elsewhere
@@ -233,7 +234,9 @@ def write_file(path: Path, *parts: Any, durable: bool = False, once: bool = Fals
     is_written : bool
         False where there is something already, with ``once``.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.parent.is_dir():
+        check_fence()  # or a folder that was moved away would be made again
+        path.parent.mkdir(parents=True, exist_ok=True)
     draft, is_written = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial"), True
     try:
         with open(draft, "wb", buffering=0) as file:
@@ -589,31 +592,53 @@ def sync_path(path: str | os.PathLike[str]) -> None:
         os.close(fd)
 
 
-def put_in_place(new: Path, path: Path) -> None:
+def put_in_place(new: Path, path: Path, check: Callable[[Path], None]) -> None:
     """Rename a finished file or folder to ``path``, durably; what was there is removed after that.
 
-    Two folders change places in one step, so a crash leaves the one or the other at ``path``. Where the file system has
-    no such step, a crash between two renames leaves what was there under a name that :func:`put_back` knows.
+    The two change places in one step, so a crash leaves the one or the other at ``path``. Where the file system has
+    no such step, a crash between two renames of a folder leaves what was there under a name :func:`put_back` knows.
+
+    Parameters
+    ----------
+    check
+        Raises where what was there may not be removed: it may have come a moment ago, and is put back. It is told where
+        that is by then.
     """
     sync_folder(new)
     check_fence()
-    if not os.path.lexists(path) or not (path.is_dir() or new.is_dir()):
-        os.replace(new, path)
-    else:
-        earlier = new
-        if not _exchange(new, path):
-            earlier = path.with_name(f"{path.name}.{uuid.uuid4().hex}.replaced")
-            os.replace(path, earlier)
-            try:
-                os.replace(new, path)
-            except BaseException:
-                put_back(path)
-                raise
-        if earlier.is_dir() and not earlier.is_symlink():
-            shutil.rmtree(earlier)
-        else:
-            earlier.unlink()
+    try:
+        if not _rename(new, path, NO_REPLACE):
+            if os.path.lexists(path):
+                raise FileExistsError
+            os.replace(new, path)
+    except FileExistsError:
+        _replace(new, path, check)
     sync_path(path.parent)
+
+
+def _replace(new: Path, path: Path, check: Callable[[Path], None]) -> None:
+    earlier = new
+    if not _rename(new, path, EXCHANGE):
+        if not (path.is_dir() or new.is_dir()):
+            check(path)
+            os.replace(new, path)
+            return
+        earlier = path.with_name(f"{path.name}.{uuid.uuid4().hex}.replaced")
+        os.replace(path, earlier)
+    try:
+        check(earlier)
+        if earlier is not new:
+            os.replace(new, path)
+    except BaseException:
+        if earlier is new:
+            _rename(new, path, EXCHANGE)
+        else:
+            put_back(path)
+        raise
+    if earlier.is_dir() and not earlier.is_symlink():
+        shutil.rmtree(earlier)
+    else:
+        earlier.unlink()
 
 
 def put_back(path: Path) -> None:
@@ -625,14 +650,14 @@ def put_back(path: Path) -> None:
                 return
 
 
-def _exchange(one: Path, other: Path) -> bool:
-    """Let two names change places in one step; False where the system or the file system cannot."""
+def _rename(one: Path, other: Path, how: int) -> bool:
+    """Rename where nothing is, or let two names change places, in one step; False where the file system cannot."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError, TypeError):  # not Linux
         return False
-    at_current_folder, exchange = -100, 2
-    if rename(at_current_folder, os.fsencode(one), at_current_folder, os.fsencode(other), exchange) == 0:
+    at_current_folder = -100
+    if rename(at_current_folder, os.fsencode(one), at_current_folder, os.fsencode(other), how) == 0:
         return True
     code = ctypes.get_errno()
     if code in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):

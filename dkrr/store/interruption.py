@@ -72,9 +72,10 @@ def fenced(check: Callable[[], None], *, holder: Mapping[str, Any] | None = None
     check
         Raises :class:`~dkrr.errors.LockedError` when somebody else owns by now what is written here.
     holder
-        ``run`` and ``epoch`` of the owner, for locks: those of an earlier epoch of the same run are void.
+        ``run`` and ``epoch`` of the owner, for locks: those of an earlier epoch of the same run are void. By default
+        that of the fence around it.
     """
-    with _set(_checks, (*_checks.get(), check)), _set(_holder, holder):
+    with _set(_checks, (*_checks.get(), check)), _set(_holder, _holder.get() if holder is None else holder):
         yield
 
 

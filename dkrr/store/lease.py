@@ -55,7 +55,15 @@ _mine: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar("dkrr_loc
 def process_record(pid: int | None = None) -> dict[str, Any]:
     """Where a process that is seen from here runs (this one by default), its pid and start: enough to know it again."""
     process = psutil.Process(pid)
-    return {**_here(), "pid": process.pid, "started": process.create_time()}
+    return {**_here(), "pid": process.pid, "ticks": _ticks(process.pid)}
+
+
+def _ticks(pid: int) -> int:
+    """When a process of this machine started, in ticks since the boot: a date would move with the clock that is set."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (FileNotFoundError, ProcessLookupError):
+        raise psutil.NoSuchProcess(pid) from None
 
 
 def _here() -> dict[str, Any]:
@@ -79,7 +87,7 @@ def _status(record: dict[str, Any]) -> str:
     try:
         process = psutil.Process(int(record["pid"]))
         # a pid is given to another process sooner or later
-        is_another = abs(process.create_time() - float(record["started"])) > 1
+        is_another = _ticks(process.pid) != record.get("ticks", _ticks(process.pid))
         return "gone" if is_another else str(process.status())
     except psutil.NoSuchProcess:
         return "gone"

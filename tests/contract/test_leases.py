@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +24,9 @@ from sklearn.base import clone
 import dkrr
 import dkrr.models.model
 from dkrr.errors import LockedError
+from dkrr.jobs.driver import submit_job
 from dkrr.jobs.run import fit_job
+from dkrr.jobs.run_directory import RunDirectory
 from dkrr.jobs.spec import JobSpec
 from dkrr.store.lease import process_record
 from tests.contract.helpers import run
@@ -123,6 +127,32 @@ def test_an_ingest_that_slept_through_a_takeover_changes_nothing(tmp_path: Path,
 
 
 @pytest.mark.usefixtures("beside")
+@pytest.mark.parametrize("what", ["moved away", "removed", "replaced"])
+@pytest.mark.parametrize("append", [False, True], ids=["ingest", "append"])
+def test_rows_are_not_written_into_a_data_set_that_has_taken_the_place(tmp_path: Path, append: bool, what: str) -> None:
+    dest, old, new = (tmp_path / f"{name}.zarr" for name in ("data", "old", "new"))
+    dkrr.ingest(OTHERS, new, rows_per_chunk=8)
+    if append:
+        dkrr.ingest(ROWS, dest, rows_per_chunk=8)
+
+    def meanwhile() -> None:
+        dest.rename(old)
+        if what == "replaced":
+            new.rename(dest)
+        elif what == "removed":
+            shutil.rmtree(old)
+
+    with pytest.raises(LockedError, match=r"data\.zarr was moved, removed or replaced"):
+        dkrr.ingest(rows_that(meanwhile, np.vstack([ROWS, ROWS])), dest, append=append, rows_per_chunk=8)
+    if what == "replaced":
+        np.testing.assert_array_equal(stored(dest), OTHERS)
+    else:
+        assert not dest.exists()
+    if append and what != "removed":
+        np.testing.assert_array_equal(stored(old), ROWS)
+
+
+@pytest.mark.usefixtures("beside")
 def test_what_a_person_puts_beside_unfinished_rows_stays(tmp_path: Path) -> None:
     dest, broken = tmp_path / "data.zarr", ROWS.copy()
     broken[-1, 0] = np.nan
@@ -152,6 +182,78 @@ def test_a_place_that_somebody_fills_in_between_is_left_alone(
         dkrr.ingest(ROWS, dest)
     assert json.loads((dest / "zarr.json").read_text())["attributes"] == {"mine": True}
     assert [path.name for path in dest.iterdir()] == ["zarr.json"]
+
+
+# --- one run ----------------------------------------------------------------------------------------------------------
+
+
+def job_of(tmp_path: Path, alpha: float) -> JobSpec:
+    np.save(tmp_path / "rows.npy", np.column_stack([ROWS, np.sin(ROWS[:, 0])]))
+    document = {
+        "data": {"path": "rows.npy", "target": -1},
+        "model": {"alpha": alpha},
+        "output": {"directory": "runs/job"},
+    }
+    return JobSpec.from_dict(document, base=tmp_path)
+
+
+def test_another_job_is_refused_while_the_first_has_no_plan_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dkrr.jobs.driver.start_driver", lambda _: {"kind": "here", **process_record()})
+    one, other = job_of(tmp_path, 1.0), job_of(tmp_path, 2.0)
+    assert submit_job(one, b"").started is not None
+    with pytest.raises(dkrr.StoreMismatchError, match=r"holds another job \(\[model\] alpha"):
+        submit_job(other, b"")
+    assert submit_job(one, b"").started is None, "it is on its way"
+    (tmp_path / "runs/job/job.json").unlink()  # as a command in the foreground that reads its rows
+    with pytest.raises(LockedError, match="has not said yet what it fits"):
+        submit_job(one, b"")
+
+
+def test_of_two_jobs_that_are_submitted_at_once_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both, check, started = threading.Barrier(2), JobSpec.check_claim, []
+
+    def checked(job: JobSpec, *arguments: Any, **options: Any) -> None:
+        check(job, *arguments, **options)
+        with contextlib.suppress(threading.BrokenBarrierError):  # both have seen that nothing is there
+            both.wait(1)
+
+    def start(directory: RunDirectory) -> dict[str, Any]:
+        started.append(JobSpec.from_dict(directory.read("job.json") or {}).model.alpha)
+        return {"kind": "here", **process_record()}
+
+    monkeypatch.setattr(JobSpec, "check_claim", checked)
+    monkeypatch.setattr("dkrr.jobs.driver.start_driver", start)
+    jobs = [job_of(tmp_path, alpha) for alpha in (1.0, 2.0)]
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(submit_job, job, b"") for job in jobs]
+    errors = [item.exception() for item in found]
+    (refused,) = (error for error in errors if error is not None)
+    assert isinstance(refused, dkrr.StoreMismatchError)
+    assert started == [job.model.alpha for job, error in zip(jobs, errors, strict=True) if error is None]
+
+
+@pytest.mark.parametrize("ends", [KeyboardInterrupt, dkrr.DataError("bad rows")], ids=["Ctrl-C", "refused"])
+def test_a_run_that_came_to_nothing_leaves_what_came_into_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: BaseException
+) -> None:
+    in_process(monkeypatch)
+    job, directory = job_of(tmp_path, 1.0), tmp_path / "runs/job"
+
+    def prepare(*_: Any) -> None:
+        dkrr.ingest(ROWS, directory / "rows.zarr")
+        (directory / "notes.txt").write_text("three days of work")
+        raise ends
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dkrr.jobs.run.prepare", prepare)
+        with pytest.raises((KeyboardInterrupt, dkrr.DataError)):
+            fit_job(job)
+    assert {path.name for path in directory.iterdir()} == {"rows.zarr", "notes.txt"}
+    np.testing.assert_array_equal(stored(directory / "rows.zarr"), ROWS)
+    with pytest.raises(dkrr.StoreError, match="is not a run of dkrr"):
+        fit_job(job)
 
 
 # --- jobs that share a store ------------------------------------------------------------------------------------------

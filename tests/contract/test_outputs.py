@@ -420,7 +420,7 @@ def test_a_crash_while_a_model_is_replaced_leaves_one_that_gc_keeps(
     (place / "store" / "factors").mkdir(parents=True)
     old, new = dkrr.load_model("model.zarr"), dkrr.load_model(make_model(place / "other.zarr", alpha=10.0))
     answers = [model.predict(ROWS) for model in (old, new)]
-    exchange = stores._exchange if exchanges else lambda *_: False
+    exchange = stores._rename if exchanges else lambda *_: False
     steps = 0
     found = answers[0]
     while True:
@@ -439,7 +439,7 @@ def test_a_crash_while_a_model_is_replaced_leaves_one_that_gc_keeps(
             return stepped
 
         with monkeypatch.context() as patch:
-            patch.setattr("dkrr.store.files._exchange", step(exchange))
+            patch.setattr("dkrr.store.files._rename", step(exchange))
             for name in ("os.replace", "os.rename", "os.unlink", "shutil.rmtree"):
                 patch.setattr(name, step(getattr(os if name.startswith("os") else shutil, name.partition(".")[2])))
             try:
@@ -460,6 +460,36 @@ def test_a_crash_while_a_model_is_replaced_leaves_one_that_gc_keeps(
     assert steps > 8
     np.testing.assert_array_equal(found, answers[1])
     assert {path.name for path in place.glob("model.zarr*")} == {"model.zarr"}
+
+
+@pytest.mark.parametrize("steps", [True, False], ids=["in one step", "renames"])
+@pytest.mark.parametrize("what", ["model", "model, overwrite", *ENDINGS])
+def test_what_came_while_an_output_was_made_stays(
+    place: Path, what: str, steps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = place / f"out{'.zarr' if what.startswith('model') else what}"
+    put_in_place = stores.put_in_place
+
+    def meanwhile(new: Path, path: Path, check: Any) -> None:
+        if new.is_dir():
+            (path / "deep").mkdir(parents=True)
+        (path / "deep" / "notes.txt" if new.is_dir() else path).write_text("three days of work")
+        put_in_place(new, path, check)
+
+    for module in ("jobs.predict", "models.model"):
+        monkeypatch.setattr(f"dkrr.{module}.put_in_place", meanwhile)
+    if not steps:
+        monkeypatch.setattr("dkrr.store.files._rename", lambda *_: False)
+    if what.startswith("model"):
+        model = dkrr.load_model("model.zarr")
+        with pytest.raises(StoreError, match="came while the model was written"):
+            model.save(output, overwrite=what.endswith("overwrite"))
+    else:
+        run("predict", "model.zarr", "rows.csv", "-o", output, exits=4, said="came while the predictions were made")
+    assert contents(place).keys() >= {f"{output.name}/deep/notes.txt" if output.is_dir() else output.name}
+    assert not list(place.glob("out*partial")) + list(place.glob("out*replaced"))
+    if output.is_file():
+        assert output.read_text() == "three days of work"
 
 
 # --- other commands ---------------------------------------------------------------------------------------------------

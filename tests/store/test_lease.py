@@ -85,6 +85,19 @@ def heartbeats() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "dkrr-lock"]
 
 
+def test_an_owner_lives_on_when_the_clock_of_the_machine_is_set(local: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        local.leave(process_record(process.pid))
+        ahead = psutil.boot_time() + 3600  # which is what the system says then
+        for module in (psutil, psutil._pslinux):
+            monkeypatch.setattr(module, "boot_time", lambda: ahead)
+        with pytest.raises(LockedError, match=f"process {process.pid}"), hold_lock(local.location):
+            pass
+        process.kill()
+    with hold_lock(local.location):  # it is gone
+        pass
+
+
 def test_it_is_there_while_the_block_runs(place: Place) -> None:
     with hold_lock(place.location):
         before = place.read()
