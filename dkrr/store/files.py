@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -656,6 +657,7 @@ def _rename(one: Path, other: Path, how: int) -> bool:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError, TypeError):  # not Linux
         return False
+    sys.audit("os.rename", one, other, -1, -1)  # as the renames of os do
     at_current_folder = -100
     if rename(at_current_folder, os.fsencode(one), at_current_folder, os.fsencode(other), how) == 0:
         return True
