@@ -57,6 +57,9 @@ NUM_TARGETS = 2
 
 MOST_ITERATIONS = 300
 
+# fewer of them say nothing of how the rate improves
+LEAST_ITERATIONS = 10
+
 # a sample is read from at most so many pieces of the data
 NUM_PIECES = 64
 
@@ -174,8 +177,9 @@ class Trial:
     ) -> dict[int, tuple[float, float]]:
         """Iterations with alpha and with alpha s / n for each rank, all of which are done together.
 
-        Where the time ends before the iterations do, their number comes from the rate so far, which improves as they
-        go on: with the same seconds for each, and so fewer iterations, large ranks look worse than they are.
+        Where the time ends before the iterations do, their number comes from the rate so far (:func:`_iterate`), which
+        improves as they go on: with the same seconds for each, and so fewer iterations, large ranks look worse than
+        they are.
         """
         matrix, rhs = np.ascontiguousarray(self._system[part, part]), np.tile(self._rhs[part], 2)
         alphas = np.repeat([alpha, scaled], rhs.shape[1] // 2)
@@ -187,7 +191,8 @@ class Trial:
             return np.hstack(done)
 
         every, many = np.tile(alphas, len(each)), np.tile(rhs, len(each))
-        counts = _iterate(matrix, every, many, precondition, tol, self.seconds / 2)
+        improves = np.repeat(np.array(ranks) > 0, len(alphas))
+        counts = _iterate(matrix, every, many, precondition, tol, self.seconds / 2, improves)
         slowest = counts.reshape(len(each), 2, -1).max(axis=2).tolist()
         return {rank: (own, small) for rank, (own, small) in zip(ranks, slowest, strict=True)}
 
@@ -285,16 +290,22 @@ def _iterate(
     apply: Callable[[FloatArray], FloatArray],
     tol: float,
     seconds: float,
+    improves: NDArray[np.bool_] | bool = True,
 ) -> NDArray[np.float64]:
-    """Iterations of each column; where they are too many or take too long, from the rate."""
+    """Iterations of each column; where they are too many or take too long, from the rate.
+
+    With a preconditioner the rate only ``improves``: that of the last half of the iterations is closer to what follows
+    than the whole. Without one it may become worse again.
+    """
     started, norms, r = time.perf_counter(), np.linalg.norm(rhs, axis=0), rhs.copy()
-    counts = np.where(norms > 0, 0.0, 1.0)
+    counts, residuals = np.where(norms > 0, 0.0, 1.0), [np.ones(len(norms))]
     p = apply(r)
     rz = dots(r, p)
     for iteration in range(1, MOST_ITERATIONS + 1):
         q = matrix @ p + alpha * p
         r -= ratio(rz, dots(p, q)) * q
         relative = ratio(np.linalg.norm(r, axis=0), norms)
+        residuals.append(relative)
         counts[(counts == 0) & (relative <= tol)] = iteration
         if counts.all() or (iteration >= 4 and time.perf_counter() - started > seconds):
             break
@@ -302,8 +313,12 @@ def _iterate(
         z, before = apply(r), rz
         rz = dots(r, z)
         p = z + ratio(rz, before) * p
-    rate = np.log(np.clip(relative, 1e-300, 0.9)) / iteration
-    return np.where(counts > 0, counts, np.ceil(log(tol) / rate))
+    last, half = np.maximum(relative, 1e-300), iteration // 2
+    found = log(tol) / (np.log(np.minimum(last, 0.9)) / iteration)
+    if iteration >= LEAST_ITERATIONS:
+        recent = np.log(np.clip(last / np.maximum(residuals[half], 1e-300), 1e-300, 0.999)) / (iteration - half)
+        found = np.where(improves, np.minimum(found, iteration + np.log(tol / last) / recent), found)
+    return np.where(counts > 0, counts, np.ceil(found))
 
 
 def sample_trial(dataset: Dataset, kernel: Kernel, seconds: float, *, seed: int = 0) -> Trial:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -170,6 +172,21 @@ def test_a_larger_preconditioner_is_never_expected_to_need_more_iterations() -> 
     # of 400 rows, which say next to nothing of how the iterations of rank 400 grow
     found = Trial(make_kernel("matern").resolve(5), x, y[:400, None], 20_000, seconds=20.0).cg([1e-3], ranks, 1e-6)
     assert sorted((found[rank].high for rank in ranks), reverse=True) == [found[rank].high for rank in ranks]
+
+
+@pytest.mark.parametrize("rank", [50, 100])
+def test_iterations_that_were_not_done_are_foreseen(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, now = np.random.default_rng(0), itertools.count()
+    x = rng.standard_normal((1200, 8))
+    y = np.sin(x[:, 0]) + x[:, 1] * x[:, 2] + 0.1 * rng.standard_normal(1200)
+    monkeypatch.setattr("dkrr.fit.trial.time", SimpleNamespace(perf_counter=lambda: next(now)))  # a second each
+    kernel = make_kernel("matern", kernel_params={"nu": 2.5, "length_scale": 2.0}).resolve(8)
+    forty, all_of_them = (
+        Trial(kernel, x, y[:600, None], 1200, seconds=seconds).cg([1e-2], (rank,), 1e-8)[rank].high
+        for seconds in (80.0, 1e9)
+    )
+    assert all_of_them > 150
+    assert forty == pytest.approx(all_of_them, rel=0.1)
 
 
 # --- the simulated schedule ------------------------------------------------------------------------------------------
