@@ -166,11 +166,11 @@ def fit_command(job: str, target: tuple[str | int, ...], reading: dict[str, Any]
     from dkrr.jobs.spec import JobSpec
 
     path = job_file(job, "fit", target, reading)
-    spec = JobSpec.load(path)
+    spec, source = JobSpec.load(path), path.read_bytes()
     from dkrr.jobs.run import fit_job
 
     with resumable(), ProgressDisplay() as progress:
-        summary = fit_job(spec, progress=progress, source=path.read_bytes())
+        summary = fit_job(spec, progress=progress, source=source)
     show(as_json, summary.to_dict(), summary.facts(), "fit")
 
 

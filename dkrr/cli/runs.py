@@ -22,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 import click
 
 from dkrr.cli.app import json_option, main, print_facts, print_json, show
+from dkrr.errors import InterruptedRunError
 from dkrr.jobs.facts import live_facts, phase_words, progress_words, run_facts, sentence
 from dkrr.jobs.run_directory import (
     Meter,
@@ -225,7 +226,7 @@ def _print_submitted(done: Submitted, as_json: bool) -> None:
         _print_view(done.directory, done.status)
         click.echo(f"{name} is {done.note or 'finished; `dkrr fit` would run it again'}", err=True)
     else:
-        click.echo(name)
+        click.echo(done.directory.found_by)
         who = "" if done.started is None else f"driver: host {done.started['host']}, pid {done.started['pid']}\n"
         goes_on = "it goes on when this shell ends, and stops while this machine sleeps or is off"
         click.echo(who + goes_on if who else f"{name} is {state} already", err=True)
@@ -273,13 +274,13 @@ def logs_command(run: RunDirectory, follow: bool, as_json: bool) -> None:
 @run_argument
 @click.pass_context
 def wait_command(context: click.Context, run: RunDirectory) -> None:
-    """Wait until RUN ends, and end with its exit code; Ctrl-C only ends the waiting.
+    """Wait until RUN ends, and end with its exit code; Ctrl-C only ends the waiting, with 75.
 
-    A lost run (its driver is gone) ends with 75.
+    A lost run (its driver is gone) ends with 75, too.
     """
 
     looks = Watch(run)
-    with _detaching(run):
+    with _detaching(run, InterruptedRunError.exit_code):
         while not (status := looks.look()).is_over:
             time.sleep(LOOK_SECONDS)
     if status.state == "finished":
@@ -339,7 +340,7 @@ def report_command(run: RunDirectory, output: Path | None) -> None:
 
 
 def _document(run: RunDirectory, status: Status) -> dict[str, Any]:
-    return {"run": run.shown, "location": run.location, **status.to_dict()}
+    return {"run": run.found_by, "location": run.location, **status.to_dict()}
 
 
 def _print_view(run: RunDirectory, status: Status, as_json: bool = False) -> None:
@@ -355,15 +356,15 @@ def _print_view(run: RunDirectory, status: Status, as_json: bool = False) -> Non
 
 def _print_hints(run: RunDirectory, status: Status) -> None:
     hint = (status.error or {}).get("hint") if status.state != "lost" else ""
-    more = f"`dkrr resume {run.shown}` continues it, `dkrr logs {run.shown}` says what happened"
+    more = f"{run.goes_on_by} continues it, `dkrr logs {run.shown}` says what happened"
     click.echo(f"hint: {hint}\n{more}" if hint else more, err=True)
 
 
 @contextlib.contextmanager
-def _detaching(run: RunDirectory) -> Iterator[None]:
-    """Ctrl-C ends the looking, not the run."""
+def _detaching(run: RunDirectory, exit_code: int = 0) -> Iterator[None]:
+    """Ctrl-C ends the looking, not the run; the command ends with an exit code of its own."""
     try:
         yield
     except KeyboardInterrupt:
         click.echo(f"\ndetached; {run.shown} goes on (`dkrr cancel {run.shown}` stops it)", err=True)
-        click.get_current_context().exit(0)
+        click.get_current_context().exit(exit_code)

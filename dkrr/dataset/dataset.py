@@ -15,6 +15,7 @@ Cost: opening reads three or four small JSON files; no rows.
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import os
 from collections.abc import Mapping
@@ -130,6 +131,41 @@ class Generation:
         return self.n - self.num_rows
 
 
+@dataclass
+class _InPlace:
+    """What is at a path still begins with the rows that were opened, by its metadata; called after every read.
+
+    A folder may be moved away, another one be moved there, or a link be changed: what is read then are rows of both. Of
+    objects, which nobody exchanges in one step, it is not asked.
+
+    Raises
+    ------
+    DataError
+        The rows are others.
+    StoreError
+        There is no data set.
+    """
+
+    path: Any
+    version: int
+    num_rows: int
+    digests: dict[str, str]
+    state: Any
+
+    def __call__(self) -> None:
+        state = _state_of(self.path)
+        if state != self.state:  # one call of the system, where nothing was written since
+            self.compare()
+            self.state = state
+
+    def compare(self) -> None:
+        """Ask, also where nothing was written since."""
+        now, n = open_dataset(self.path, version=self.version), self.num_rows
+        for part, digest in self.digests.items():
+            if now.num_rows < n or part not in now.records or digest != now.prefix_digest(n, part):
+                raise DataError(f"{self.path} holds other rows than when it was opened", hint="open it again, and fit")
+
+
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Dataset:
     """Rows for a fit or a prediction, opened by :func:`open_dataset` and made by :func:`~dkrr.dataset.ingest`.
@@ -199,6 +235,16 @@ class Dataset:
     next_row: int = 0
     records: dict[str, dict[str, Any]] = field(repr=False)
     _verified: Any = field(default=None, repr=False, compare=False)
+    _state: Any = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, array in self.parts().items():
+            object.__setattr__(self, name, replace(array, check=self._in_place, every_read=True))
+
+    @cached_property
+    def _in_place(self) -> _InPlace:
+        digests = {part: str(record["digest"]) for part, record in self.records.items()}
+        return _InPlace(self.path, self.version, self.num_rows, digests, self._state)
 
     def __repr__(self) -> str:
         features = named(self.num_features, "feature", self.feature_names)
@@ -269,11 +315,7 @@ class Dataset:
         DamagedChunkError
             As :meth:`verify`.
         """
-        now, n = open_dataset(self.path, version=self.version), self.num_rows
-        for part, record in self.records.items():
-            is_there = now.num_rows >= n and part in now.records
-            if not is_there or record["digest"] != now.prefix_digest(n, part):
-                raise DataError(f"{self.path} holds other rows than when it was opened", hint="open it again, and fit")
+        self._in_place.compare()
         if self._verified != self._stamps():  # chunks that changed places pass their checksums
             self.verify()
 
@@ -349,6 +391,7 @@ def open_dataset(path: Any, *, version: int | None = None) -> Dataset:
     check_place("path", path)
     where = str(path) if is_url(path) else str(Path(path))
     refuse_links(path, is_deep=False)
+    state = _state_of(path)  # before it is read
     with storage_errors(path):
         attributes = attributes_of(path)
     if attributes is None:
@@ -371,12 +414,22 @@ def open_dataset(path: Any, *, version: int | None = None) -> Dataset:
                 f"zarr.json of {where} is damaged (crc32c {found}, {attributes['checksum']} stored)",
                 hint="restore it, or ingest the source again",
             )
-        return _from_attributes(where, attributes)
+        return _from_attributes(where, attributes, state)
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise StoreError(f"{where} has unreadable metadata ({exc!r})", hint="restore it, or ingest it again") from exc
 
 
-def _from_attributes(path: Any, attributes: dict[str, Any]) -> Dataset:
+def _state_of(path: Any) -> tuple[int, ...] | None:
+    """What tells that the metadata of a folder were written since, or are those of another one; None of objects."""
+    if is_url(path):
+        return None
+    with contextlib.suppress(OSError):
+        found = os.stat(os.path.join(path, "zarr.json"))
+        return found.st_dev, found.st_ino, found.st_mtime_ns
+    return ()
+
+
+def _from_attributes(path: Any, attributes: dict[str, Any], state: Any) -> Dataset:
     records, version, num_rows = attributes["arrays"], int(attributes["version"]), int(attributes["num_rows"])
     arrays = {name: RowArray.open(path, array_name(name, version), num_rows) for name in records}
     names: dict[str, Any] = {name: tuple(attributes[name]) for name in ("feature_names", "target_names", "made_up")}
@@ -397,6 +450,7 @@ def _from_attributes(path: Any, attributes: dict[str, Any]) -> Dataset:
         version=version,
         next_generation=int(attributes["next"]["generation"]),
         next_row=int(attributes["next"]["row"]),
+        _state=state,
         **names,
         **_fields_of_parts(arrays, records),
     )

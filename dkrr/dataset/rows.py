@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -66,8 +66,8 @@ class RowArray:
 
     array: ChunkArray
     num_rows: int
-    check: Callable[[], None] | None = None
-    every_read: bool = False
+    check: Callable[[], None] | None = field(default=None, compare=False)
+    every_read: bool = field(default=False, compare=False)
 
     @classmethod
     def create(

@@ -160,11 +160,12 @@ def _fetch(url: str) -> Path | None:
     """
     name, parent = name_of(url), parent_of(url)
     size = key_size(parent, name) if name.endswith(_FILES) else None
-    sizes = {name: size or 0}
+    sizes, listed = {name: size or 0}, []
     if size is None:
         if name.endswith(".zarr") or "zarr.json" in children(url):  # whose chunks need not be listed
             return None
-        sizes = {f"{name}/{item.key}": item.num_bytes for item in list_entries(url) if is_visible(item.key)}
+        listed = list_entries(url)
+        sizes = {f"{name}/{item.key}": item.num_bytes for item in listed if is_visible(item.key)}
         if not any(key.endswith(".parquet") for key in sizes):
             if name.endswith(_FILES):
                 raise StoreError(f"{url} does not exist", hint="check the address")
@@ -178,6 +179,8 @@ def _fetch(url: str) -> Path | None:
             (folder / key).parent.mkdir(parents=True, exist_ok=True)
             if get_file(parent, key, folder / key) is None:
                 raise StoreError(f"{join(parent, key)} was removed while it was read", hint="start again")
+        if listed and list_entries(url) != listed:  # one object is never of two versions, several are
+            raise DataError(f"{url} was changed while it was read", hint="start again when it is complete")
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -222,7 +225,13 @@ def dask_table(source: Any, label: str, **options: Any) -> Table:
     if hasattr(type(source), "to_dask_array"):
         labels = [source.name] if source.ndim == 1 else source.columns
         options["names"] = None if labels[0] is None else unique_names(labels, label)
-        source = source.to_dask_array(lengths=True)  # one pass over the graph for the numbers of rows
+        frame, source = source, source.to_dask_array(lengths=True)  # one pass over the graph for the numbers of rows
+
+        def read_labels(start: int, stop: int, j: int) -> list[Any]:
+            column = frame if frame.ndim == 1 else frame.iloc[:, j]
+            return list(column.to_dask_array(lengths=source.chunks[0])[start:stop].compute().tolist())
+
+        options["read_labels"] = read_labels  # beside floats integers would be floats
     if not hasattr(type(source), "chunks"):
         raise DataError(
             f"{label} is of type {type(source).__name__}; a dask array expected",
@@ -325,7 +334,15 @@ def zarr_table(node: Any, label: str, **options: Any) -> Table:
     if isinstance(node, zarr.Array):
         _check_array(node.metadata.to_dict(), label)
         chunk = (getattr(node, "shards", None) or node.chunks or (1,))[0]
-        return ArrayTable(label, node.shape, lambda a, b: np.asarray(node[a:b]), chunk=chunk, **options)
+        check = unchanged(Path(location).rglob("*")) if folder is not None else lambda: None
+
+        def read(start: int, stop: int) -> NDArray[Any]:
+            found = np.asarray(node[start:stop])
+            if stop == node.shape[0]:
+                check()
+            return found
+
+        return ArrayTable(label, node.shape, read, chunk=chunk, **options)
     arrays = {name: node.get(name) for name in _PARTS}
     if not isinstance(arrays["X"], zarr.Array) or set(node.array_keys()) - set(arrays):
         raise DataError(

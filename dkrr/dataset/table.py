@@ -137,6 +137,8 @@ class ArrayTable(Table):
         Where blocks end; None: blocks of 16 MiB, of whole chunks.
     chunk
         Rows that are read together at best.
+    read_labels
+        Of a column, for rows that have another type where all columns are read together.
     """
 
     def __init__(
@@ -145,6 +147,7 @@ class ArrayTable(Table):
         shape: Sequence[float],
         read: Callable[[int, int], Any],
         *,
+        read_labels: Callable[[int, int, int], list[Any]] | None = None,
         prefix: str = "x",
         allow_1d: bool = False,
         names: Sequence[str] | None = None,
@@ -154,7 +157,7 @@ class ArrayTable(Table):
         num_rows, width = check_shape(shape, label, allow_1d=allow_1d)
         generic = [prefix] if allow_1d and width == 1 else [f"{prefix}{j}" for j in range(width)]
         super().__init__(label, generic if names is None else names, num_rows, is_named=names is not None)
-        self.is_1d, self._read = len(shape) == 1, read
+        self.is_1d, self._read, self._read_labels = len(shape) == 1, read, read_labels
         step = chunk * max(1, BLOCK_BYTES // (8 * width * chunk))
         self._ends = [*range(step, num_rows, step), num_rows] if ends is None else ends
 
@@ -164,6 +167,8 @@ class ArrayTable(Table):
             raw = self._read(start, stop)
             raw = raw.reshape(len(raw), -1)
             labels = None if label_column is None else raw[:, label_column].tolist()
+            if label_column is not None and self._read_labels is not None:
+                labels = self._read_labels(start, stop, label_column)
             part = raw if chosen == list(range(raw.shape[1])) else raw[:, chosen]
             yield to_floats(part, self.label, start) if chosen else np.empty((len(raw), 0)), labels
             start = stop

@@ -18,8 +18,9 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -414,7 +415,7 @@ def claimed(location: Any, *, wait: bool = False, to_change: bool = False) -> It
 # --- fewer rows -------------------------------------------------------------------------------------------------------
 
 
-def drop_generations(dest: Any, numbers: Sequence[int]) -> Dataset:
+def drop_generations(dest: Any, numbers: Iterable[int]) -> Dataset:
     """Write a new version of a data set without some of its generations.
 
     Rows that are there are never moved, since somebody may be reading them. What is kept is copied to arrays of a new
@@ -447,15 +448,19 @@ def drop_generations(dest: Any, numbers: Sequence[int]) -> Dataset:
     Reads all rows to verify them, then reads and writes those that are kept; disk for all versions of the last hour.
     """
 
+    wanted: set[Any] = set(numbers)
+    if wrong := [number for number in wanted if isinstance(number, bool) or not isinstance(number, Integral)]:
+        raise ParameterError(f"generation {wrong[0]!r}; whole numbers expected", hint="`dkrr info` lists them")
+
     def kept_from(dataset: Dataset) -> dict[int, int]:
-        unknown = sorted(set(numbers) - set(range(1, dataset.next_generation)))
+        unknown = sorted(wanted - set(range(1, dataset.next_generation)))
         if unknown:
             there = ", ".join(str(generation.number) for generation in dataset.generations)
             raise DataError(
                 f"{dataset.path} never had a generation {unknown[0]}; it has {there}",
                 hint="`dkrr info` lists the generations of a data set",
             )
-        return {found.number: found.start for found in dataset.generations if found.number not in numbers}
+        return {found.number: found.start for found in dataset.generations if found.number not in wanted}
 
     return _new_version(dest, kept_from)
 

@@ -27,6 +27,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
@@ -49,6 +50,33 @@ _MEMBERSHIP = Path("/proc/self/cgroup")
 
 # finding the loaded libraries costs milliseconds; NumPy and SciPy are loaded by the time of the first call
 _controller = lru_cache(maxsize=1)(ThreadpoolController)
+# what restores the setting of before, and None for each block that wants one thread
+_limits: list[Any] = []
+_limited = threading.Lock()
+
+
+def limit_blas(controller: ThreadpoolController | None = None) -> Callable[[], None]:
+    """Limit BLAS to one thread for good; what is returned restores the setting of before.
+
+    The setting is one of the process, which threadpoolctl leaves (from 3.8 on) to the thread that was the first to
+    change it: what another one wants has no effect there, and no error. So whose it is, is forgotten before and after.
+    """
+
+    found = controller or _controller()
+
+    def forget() -> None:
+        for library in found.lib_controllers:
+            getattr(library, "clear_controlling_thread", lambda **_: None)(force=True)
+
+    def restore() -> None:
+        forget()
+        limit.restore_original_limits()
+        forget()
+
+    forget()
+    limit = found.limit(limits=1, user_api="blas")
+    forget()
+    return restore
 
 
 @contextlib.contextmanager
@@ -56,10 +84,20 @@ def single_blas_thread() -> Iterator[None]:
     """Limit BLAS to one thread inside the block; restores the caller's setting.
 
     Threaded OpenBLAS is slower per core on tiles, has returned wrong numbers when called from several Python threads,
-    and crashes in potrf of large matrices on some kernels; dkrr's parallelism comes from tile tasks instead.
+    and crashes in potrf of large matrices on some kernels; dkrr's parallelism comes from tile tasks instead. The limit
+    is one of the whole process: of blocks in several threads the first sets it, and the last restores.
     """
-    with _controller().limit(limits=1, user_api="blas"):
+    with _limited:
+        if not _limits:
+            _limits.append(limit_blas())
+        _limits.append(None)
+    try:
         yield
+    finally:
+        with _limited:
+            _limits.pop()
+            if len(_limits) == 1:
+                _limits.pop()()
 
 
 def total_memory_bytes() -> int:

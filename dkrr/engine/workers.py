@@ -38,6 +38,7 @@ from dkrr.engine.machine import (
     blas_libraries,
     cpu_count,
     cpu_model,
+    limit_blas,
     self_test,
     total_memory_bytes,
     versions,
@@ -177,14 +178,14 @@ async def describe_worker(dask_worker: Any, **request: Any) -> dict[str, Any]:
     thread, for it may be slow. The answer is made of plain values, which any version of dkrr can read; what another
     version asks for besides is ignored.
     """
-    from threadpoolctl import threadpool_limits
+    from threadpoolctl import ThreadpoolController
 
     libraries = blas_libraries()
     threads_before = max((int(library["num_threads"]) for library in libraries), default=1)
     # OpenMP keeps the limit of each thread apart: it cannot be set here for the threads that will run the tasks
     per_thread = any(library.get("threading_layer") == "openmp" for library in libraries)
     if threads_before > 1 and not per_thread:
-        threadpool_limits(limits=1, user_api="blas")
+        limit_blas(ThreadpoolController())
         libraries = blas_libraries()
     return {
         "versions": versions(),

@@ -40,10 +40,11 @@ from dkrr.jobs.run_directory import (
     current_driver,
     look_once,
     read_status,
+    run_kind,
     utc_now,
     write_status,
 )
-from dkrr.store.files import full_disk, remove_drafts
+from dkrr.store.files import full_disk, list_keys, remove_drafts
 from dkrr.store.interruption import fenced, interrupt_main_thread
 from dkrr.store.lease import Lease, described, hold_lock, process_record
 
@@ -380,7 +381,7 @@ def _raise_if_lost(monitor: Monitor, error: BaseException) -> None:
 
 
 def _cancelled(directory: RunDirectory) -> CancelledError:
-    return CancelledError("cancelled on request", hint=f"`dkrr resume {directory.shown}` continues it")
+    return CancelledError("cancelled on request", hint=f"{directory.goes_on_by} continues it")
 
 
 def report_at_end(directory: RunDirectory, status: Status) -> None:
@@ -427,8 +428,8 @@ class Submitted:
 def submit_job(job: JobSpec, source: bytes) -> Submitted:
     """Make the run of a job and start its driver; nothing is started when the run is on its way, or finished.
 
-    A run that is finished begins once more when its data set holds other rows since, or a file that it reads was
-    written since: it continues with what it has.
+    A run that is finished begins once more when its data set holds other rows since, a file that it reads was written
+    since, its iterations may go on further, or its model is gone: it continues with what it has.
 
     Parameters
     ----------
@@ -457,8 +458,10 @@ def submit_job(job: JobSpec, source: bytes) -> Submitted:
                     raise _is_driven(directory, status, "it has not said yet what it fits; try again in a while")
                 job.check_claim(directory.location, is_driven=True)
                 return Submitted(directory, status)
-            if status.state == "finished" and not changed_since(job, directory.read("result.json") or {}):
-                return Submitted(directory, status)
+            if status.state == "finished" and job.has_same_limits(directory.read("job.json") or {}):
+                result = directory.read("result.json") or {}
+                if not changed_since(job, result) and list_keys(result.get("model_path", "")):
+                    return Submitted(directory, status)
         directory.write("job.json", job.to_dict())  # first: it is what makes the folder a run
         directory.write_bytes("job.toml", source)
         return _start(directory)
@@ -475,8 +478,10 @@ def resume_run(directory: RunDirectory) -> Submitted:
     LockedError
         Its driver is alive.
     StoreError
-        The run has no job.
+        The run has no job, or one of retraining.
     """
+    if run_kind(directory.location) == "retrain":
+        raise StoreError(f"{directory.shown} is not a fit", hint=f"{directory.goes_on_by} continues it")
     job, status = job_of(directory), look_once(directory)
     if status.state == "finished":
         from dkrr.jobs.prepare import changed_since

@@ -223,7 +223,7 @@ def reused_rows(reused: dict[str, Any]) -> Facts:
 def run_facts(directory: RunDirectory, status: Status) -> Facts:
     """Everything that is known about a run; reads two small documents."""
     result = _document(directory, "result.json") if status.state == "finished" else {}
-    plan = result.get("plan") or _document(directory, "plan.json")
+    plan = result.get("plan") or _plan_of(directory, status)
     live = live_facts(status)
     return [
         *live[:1],
@@ -333,12 +333,11 @@ class Findings:
         )
         self.status = Status.from_dict(scrub(asdict(status)))
         self.state, self.is_finished, self.goes_on = status.state, status.state == "finished", not status.is_over
-        names = ("result.json", "job.json", "plan.json", "figures.json")
-        result, job, plan, figures = (_document(directory, name) for name in names)
+        result, job, figures = (_document(directory, f"{name}.json") for name in ("result", "job", "figures"))
         self.result: dict[str, Any] = result if self.is_finished else {}
         self.has_earlier_result = bool(result) and not self.is_finished
         self.job, self.figures = job, figures
-        self.plan: dict[str, Any] = plan or self.result.get("plan") or {}
+        self.plan: dict[str, Any] = _plan_of(directory, status) or self.result.get("plan") or {}
         source = _tolerant(lambda: (directory.read_bytes("job.toml") or b"").decode(errors="replace"), "")
         self.job_text = cut(source or (json.dumps(job, indent=1, sort_keys=True) if job else ""), MOST_JOB_LETTERS)
         found = _tolerant(lambda: [event for _, event in read_events(directory) if isinstance(event, dict)], [])
@@ -367,6 +366,15 @@ def _tolerant(read: Callable[[], Any], default: Any) -> Any:
         return scrub(read())
     except (OSError, DkrrError, ValueError):
         return default
+
+
+def _plan_of(directory: RunDirectory, status: Status) -> dict[str, Any]:
+    """The plan of an attempt that came as far: until then the one that is there may be of other rows."""
+    return (
+        {}
+        if "plan" not in status.seconds and status.phase_name in ("", "prepare", "plan")
+        else _document(directory, "plan.json")
+    )
 
 
 def _document(directory: RunDirectory, name: str) -> dict[str, Any]:

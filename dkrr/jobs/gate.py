@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from dkrr.jobs.retrain import RetrainSummary
 
 PROMOTIONS = 3  # how often a model is judged anew because another one came into production meanwhile
+PROMOTED = "retrain"  # why, in the history of the aliases
 
 
 def step(
@@ -265,6 +266,11 @@ def _judge(
         found = step(history.directory, "gate", gate_inputs(aliases.get("previous")), None).get("checks", [])
         return found if all(check["passed"] for check in found) else []
 
+    left = [entry for entry in named.aliases().history if entry["changed"].get("production", [None])[0] == version]
+    if left and left[-1]["why"] != PROMOTED:
+        said = f"{version} was in production, and {production or 'nothing'} was put there instead"
+        return [Check("rollback", False, f"{said}: `dkrr models promote` undoes that")._asdict()]
+
     def evaluate() -> dict[str, Any]:
         test = prepare(job, spec.store, dataset).test
         if test is None:
@@ -291,7 +297,7 @@ def _judge(
     checks = step(history.directory, "gate", gate_inputs(production), judged)["checks"]
     if all(check["passed"] for check in checks):
         monitor.phase("promote")
-        named.promote(version, expected=production, lease_epoch=lease_epoch, why="retrain")
+        named.promote(version, expected=production, lease_epoch=lease_epoch, why=PROMOTED)
     return list(checks)
 
 

@@ -214,17 +214,17 @@ def _drive(
                 remove_dataset(join(history.scratch, name))
         remove_array(history.scratch)
         forget_runs(directory, str(summary.fit.get("run", "")))
-    if spec.mlflow is not None:
-        mlflow_log.log_tick(spec.mlflow, summary, named)
-    if summary.outcome == "refused":
-        raise RefusedError(
-            f"{named.name}: {len(summary.reasons)} reason{'s' if len(summary.reasons) != 1 else ''} to refuse: "
-            f"{'; '.join(summary.reasons)}",
-            hint=f"{named.name}@production is {summary.production or 'nothing yet'}; {summary.report} says more",
-            reasons=summary.reasons,
-            report=summary.report,
-            summary=summary,
-        )
+        if spec.mlflow is not None:
+            mlflow_log.log_tick(spec.mlflow, summary, named)
+        if summary.outcome == "refused":  # as which the run ends
+            raise RefusedError(
+                f"{named.name}: {len(summary.reasons)} reason{'s' if len(summary.reasons) != 1 else ''} to refuse: "
+                f"{'; '.join(summary.reasons)}",
+                hint=f"{named.name}@production is {summary.production or 'nothing yet'}; {summary.report} says more",
+                reasons=summary.reasons,
+                report=summary.report,
+                summary=summary,
+            )
     return summary
 
 

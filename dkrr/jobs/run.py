@@ -179,8 +179,8 @@ def fit_job(job: JobSpec | str | Path, *, progress: Progress | None = None, sour
     """
     if not isinstance(job, JobSpec):
         path = Path(job)
-        job = JobSpec.load(path)
-        source = path.read_bytes() if source is None else source
+        job, text = JobSpec.load(path), path.read_bytes()
+        source = text if source is None else source
     source = job.to_toml().encode() if source is None else source
     return drive_job(job, RunDirectory(job.directory), source=source, progress=progress)
 
@@ -199,6 +199,7 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
     monitor.note(insecure=job.cluster.insecure)
     monitor.phase("prepare")
     job.check_claim(directory.location)
+    directory.remove(FIGURES)  # of the last attempt
     with nothing_new(store):
         prepared = prepare(job, store)
     monitor.phase("plan")
@@ -295,11 +296,11 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
     train, path, left_out = prepared.train, place(directory, "model.zarr"), None
     with _solved(job, prepared, plan, workspace, directory) as (fits, rows):
         models = [fit.model(train, scaling=prepared.scaling) for fit in fits]
+        # the figures of the models whose place these take go first: they are not their own
+        delete_key(directory, "result.json")
         points = _score_path(job, models, prepared.test, workspace, directory) if len(fits) > 1 else []
         best = next((number for number, point in enumerate(points) if point["chosen"]), 0)
         model, tiles = models[best], fits[best].tiles
-        # the figures of the model whose place it takes go first: they are not its own
-        delete_key(directory, "result.json")
         model.write(path, overwrite=True)
         if job.leaves_out:
             left_out = _leave_out(job, fits[best], rows, workspace, path, directory)

@@ -111,12 +111,22 @@ class RunDirectory:
         return name_of(self.location)
 
     @property
-    def shown(self) -> str:
-        """What a person types to mean this run from here: its name below the runs folder, else the whole location."""
+    def found_by(self) -> str:
+        """By what :func:`find_run` finds this run from here: its name below the runs folder, else the location."""
         folder = runs_folder()
         same = parent_of(self.location) == (folder if is_url(folder) else os.path.abspath(folder))
-        # quoted, for an address may have a question mark in it
-        return self.name if same and not os.path.exists(self.name) else shlex.quote(self.location)
+        return self.name if same and not os.path.exists(self.name) else self.location
+
+    @property
+    def shown(self) -> str:
+        """What a person types in a shell to mean this run: a location may have blanks, an address a question mark."""
+        return shlex.quote(self.found_by)
+
+    @property
+    def goes_on_by(self) -> str:
+        """The command that continues what has ended, in backquotes."""
+        is_retrain = run_kind(self.location) == "retrain"
+        return "`dkrr retrain` with its job" if is_retrain else f"`dkrr resume {self.shown}`"
 
     @property
     def folder(self) -> Path | None:
@@ -234,10 +244,12 @@ def _at_present(document: dict[str, Any], here: str, relative: Callable[[], set[
     """
     output, model = document.get("output"), document.get("model")
     home = document.get("run_directory") or (output or {}).get("directory")
-    home = home or parent_of(model if isinstance(model, str) else ".")  # in a retrain job "model" is a table
-    home = str(home).replace("{id}", name_of(here))
-    if home == here or not os.path.isabs(home):
+    if not home and isinstance(model, str) and model:  # in a retrain job it is a table
+        home = parent_of(model)
+    home = str(home or "")
+    if not os.path.isabs(home) or re.fullmatch(re.escape(home).replace(r"\{id\}", "[^/]*"), here):
         return document
+    home = home.replace("{id}", name_of(here))
     old, new, copied = Path(home), Path(here), relative()
     while old.name == new.name and old.name:
         old, new = old.parent, new.parent

@@ -748,6 +748,11 @@ class JobSpec(Table):
         )
         check_same(directory, there, wanted, "holds another job", "give another [output] directory, or remove it")
 
+    def has_same_limits(self, document: dict[str, Any]) -> bool:
+        """Whether an iteration may go as far as in another form of this job, of a run."""
+        one, other = (job.get("solver", {}) for job in (document, self.to_dict()))
+        return all(one.get(name) == other.get(name) for name in LIMITS)
+
     @property
     def leaves_out(self) -> bool:
         """Whether leave-one-out is asked for, or intervals, which rest on it."""

@@ -70,8 +70,8 @@ def finite(kernel: str, name: str, value: Any, *, above: float = -math.inf) -> f
     """``value`` as a finite float larger than ``above``."""
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
-    is_wrong = isinstance(value, (bool, np.bool_)) or not isinstance(value, Real) or not math.isfinite(value)
-    if is_wrong or value <= above:
+    is_number = isinstance(value, Real) and not isinstance(value, (bool, np.bool_))
+    if not is_number or not math.isfinite(value) or float(value) <= above:  # as it will be: others may be smaller
         least = "" if above == -math.inf else f" > {above:g}"
         raise ParameterError(f"{name} = {value!r} for kernel {kernel!r}", hint=f"a finite number{least} is expected")
     return float(value)
@@ -105,6 +105,8 @@ def positive_or_vector(kernel: str, name: str, value: Any) -> float | tuple[floa
 
 def as_rows(rows: Any, side: str) -> FloatArray:
     """``rows`` as a C-contiguous float64 array (m, d); no copy where it is one already."""
+    if np.ma.is_masked(rows):
+        raise DataError(f"{side} has values under a mask", hint="fill them, or leave those rows out")
     array = np.asarray(rows)
     if array.ndim != 2 or array.shape[1] == 0:
         raise DataError(f"{side} has shape {array.shape}; (rows, features) expected", hint="reshape it to two")

@@ -384,9 +384,10 @@ def make_kernel(
             raise ParameterError(f"kernel = {kernel!r}", hint=nearest(kernel, NAMED))
         fields = _fields(NAMED[kernel])
         check_names(f"kernel_params of kernel {kernel!r}", extra, fields)
-        if gamma is not None and "gamma" in extra and extra["gamma"] != gamma:
-            raise ParameterError(f"gamma = {gamma!r}, kernel_params['gamma'] = {extra['gamma']!r}", hint="give it once")
         shared = {"gamma": gamma, "degree": degree, "coef0": coef0}
+        for (key, value), default in zip(shared.items(), (None, 3, 1), strict=True):
+            if value != default and key in extra and extra[key] != value:
+                raise ParameterError(f"{key} = {value!r}, kernel_params[{key!r}] = {extra[key]!r}", hint="give it once")
         return NAMED[kernel](**{key: value for key, value in shared.items() if key in fields} | extra)
     if isinstance(kernel, Kernel | Mapping) or _is_sklearn_kernel(kernel):
         if extra:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
-from sklearn.metrics import d2_pinball_score
+from sklearn.metrics import accuracy_score, d2_pinball_score
 from sklearn.utils.class_weight import compute_class_weight
 
 from dkrr.dataset import Floats
@@ -46,6 +46,7 @@ from dkrr.models.validation import (
     is_dask_array,
     is_out_of_core,
     label_arrays,
+    with_own_integers,
 )
 
 # rows (n, d), targets (n, t), weights (n,), the class (n,) by which support vectors are counted and sorted, and whether
@@ -208,6 +209,18 @@ class _KernelClassifier(ClassifierMixin, _KernelMachine):  # type: ignore[misc]
         if not (np.isfinite(factors) & (factors >= 0)).all():
             raise ParameterError(f"class_weight is {given!r}; finite numbers of at least 0 expected")
         return factors
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The share of rows, or of their weight, whose class is right.
+
+        Raises
+        ------
+        DataError
+            A weight that is none, or that is masked.
+        """
+        predicted = np.asarray(self.predict(X))
+        weight = check_weight(sample_weight, predicted)
+        return float(accuracy_score(with_own_integers(y), predicted, sample_weight=weight))
 
     def decision_function(self, X: Any) -> Any:
         """f + b: (m,) for two classes, above 0 for the second one; else (m, k), a column for each class.

@@ -41,6 +41,7 @@ from dkrr.dataset import (
     matched_columns,
     target_columns,
     to_floats,
+    with_mask,
     write_rows,
 )
 from dkrr.engine.machine import single_blas_thread
@@ -364,13 +365,20 @@ class Model:
 
     def compute(self, X: Any, function: Callable[[Model, Floats, int], Floats], out: Any = None) -> Any:
         """What ``function`` makes (m, t) of a block of rows (in float64, as given) and the number of its first one."""
+        X = with_mask(X)
         rows = X.tocsr() if hasattr(X, "tocsr") else X if hasattr(X, "shape") else np.asarray(X)
         result = np.empty((self._checked_shape(rows)[0], self.num_targets)) if out is None else out
         for start in range(0, rows.shape[0], BLOCK_ROWS):
             block = rows[start : start + BLOCK_ROWS]
             block = block.toarray() if hasattr(block, "toarray") else block
             values = function(self, np.ascontiguousarray(to_floats(block, "X", start)), start)
-            result[start : start + BLOCK_ROWS] = values.reshape(len(values), *np.shape(result)[1:])
+            try:
+                with np.errstate(over="raise"):
+                    result[start : start + BLOCK_ROWS] = values.reshape(len(values), *np.shape(result)[1:])
+            except FloatingPointError:
+                raise ParameterError(
+                    f"predictions are beyond the range of out, {result.dtype}", hint="float64"
+                ) from None
         return result
 
     def variance(self, X: Any) -> Floats:
@@ -733,7 +741,7 @@ def _check_out(out: Any, shapes: Sequence[tuple[int, ...]]) -> None:
     """Refuse what would not take every prediction as it is, up to the rounding of its floats."""
     if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
         raise ParameterError(f"out is of type {type(out).__name__}; a NumPy array expected")
-    if out.dtype.kind != "f":
+    if out.dtype.kind != "f" or out.itemsize < 4:
         raise ParameterError(f"out has dtype {out.dtype}, which changes predictions; float64 or float32 expected")
     if out.shape not in shapes:
         raise ParameterError(f"out has shape {out.shape}; {shapes[0]} expected")

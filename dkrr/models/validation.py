@@ -173,6 +173,9 @@ def label_arrays(estimator: Any, X: Any, y: Any) -> tuple[Floats, NDArray[Any], 
 
 def with_own_integers(values: Any) -> Any:
     """A series of nullable integers as an array of integers, which scikit-learn makes floats of; others as they are."""
+    if hasattr(values, "iloc") and values.ndim == 2 and values.shape[1] == 1:
+        found = with_own_integers(column := values.iloc[:, 0])
+        return values if found is column else found[:, None]
     dtype = getattr(getattr(values, "dtype", None), "numpy_dtype", None)
     return values.to_numpy(dtype=dtype) if dtype is not None and dtype.kind in "iub" and not values.hasnans else values
 

@@ -25,6 +25,7 @@ from dkrr.jobs.run_directory import EventLog, RunDirectory, Status, write_status
 from dkrr.jobs.spec import JobSpec
 from dkrr.store.lease import process_record
 from tests.contract.helpers import run as dkrr
+from tests.jobs.retrain.project import in_process
 
 JOB = """# as a person wrote it
 [data]
@@ -71,6 +72,7 @@ def ended(run: RunDirectory, state: str, code: int, **values: Any) -> None:
 
 def finished(run: RunDirectory) -> None:
     run.write("plan.json", {"num_rows": 60})
+    run.write("model.zarr/zarr.json", {})
     run.write(
         "result.json",
         {
@@ -103,6 +105,78 @@ def test_a_finished_job_prints_its_result(run: RunDirectory, placed: list[str]) 
     for command in (("submit", "job.toml"), ("resume", "job"), ("wait", "job")):
         dkrr(*command, said=[f"  {line}\n" for line in lines])
     assert placed == []
+
+
+def test_a_finished_job_is_submitted_again_where_its_model_is_gone(run: RunDirectory, placed: list[str]) -> None:
+    finished(run)
+    run.remove("model.zarr/zarr.json")
+    dkrr("submit", "job.toml")
+    assert len(placed) == 1
+
+
+@pytest.mark.parametrize("limit", ["max_iter = 500", "allow_unconverged = true"])
+def test_a_finished_job_whose_iterations_may_go_further_is_submitted_again(
+    limit: str, folder: Path, run: RunDirectory, placed: list[str]
+) -> None:
+    finished(run)
+    (folder / "job.toml").write_text(f"{JOB}[solver]\n{limit}\n")
+    dkrr("submit", "job.toml")
+    assert len(placed) == 1
+
+
+def test_what_submit_prints_is_taken_by_the_other_commands(
+    folder: Path, placed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "job.toml").write_text(f'{JOB}[output]\ndirectory = "out dir/a"\n')
+    printed = dkrr("submit", "job.toml").stdout.strip()
+    assert printed == str(folder / "out dir/a")
+    assert json.loads(dkrr("status", printed, "--json").stdout)["run"] == printed
+    ended(RunDirectory(printed), "failed", 5)
+    dkrr("wait", printed, exits=5, said=f"`dkrr resume '{printed}'`")
+
+
+def test_a_status_names_files_where_they_are(folder: Path) -> None:
+    (folder / "rows.csv").write_text("a,y\n1,2\n3,nan\n")
+    (folder / "job.toml").write_text('[data]\npath = "rows.csv"\ntarget = "y"\n')
+    run = RunDirectory(folder / "runs/job")
+    run.write("job.json", JobSpec.load(folder / "job.toml").to_dict())
+    dkrr("fit", "job.toml", exits=4, said=f"{folder}/rows.csv has")
+    assert f"{folder}/rows.csv has" in dkrr("status", "job").output
+
+
+@pytest.mark.parametrize("directory", ["runs/exp-{id}", "runs/{id}/out", "runs/{id}"])
+def test_a_run_whose_directory_has_its_id_in_it_goes_on(
+    directory: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_process(monkeypatch)
+    (folder / "job.toml").write_text(f'{JOB}[output]\ndirectory = "{directory}"\nstore = "store/{{id}}"\n')
+    dkrr("fit", "job.toml")
+    (location,) = (path.parent for path in folder.rglob("result.json"))
+    (location / "result.json").unlink()
+    write_status(RunDirectory(location), Status(state="interrupted", exit_code=75))
+    job = JobSpec.from_dict(RunDirectory(location).read("job.json") or {})
+    assert (job.directory, job.store) == (str(location), str(folder / "store" / job.run_id))
+    assert job.run_id in str(location)
+    dkrr("fit", "job.toml")
+    assert (location / "result.json").exists()
+
+
+def test_an_attempt_that_failed_before_its_plan_shows_none_of_an_earlier_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_process(monkeypatch)
+    rows = np.random.default_rng(0).random((40, 3))
+    np.savetxt(folder / "rows.csv", rows, delimiter=",", header="a,b,y", comments="")
+    (folder / "job.toml").write_text('[data]\npath = "rows.csv"\ntarget = "y"\n')
+    dkrr("fit", "job.toml")
+    page = folder / "runs/job/report.html"
+    assert "40 of 2 features" in dkrr("status", "job").output
+    assert "The rows of this run" in page.read_text()
+    rows[3, 1] = np.nan
+    np.savetxt(folder / "rows.csv", np.vstack([rows, rows]), delimiter=",", header="a,b,y", comments="")
+    dkrr("fit", "job.toml", exits=4)
+    assert "40 of 2 features" not in dkrr("status", "job").output
+    assert not RunDirectory(folder / "runs/job").has("figures.json")
 
 
 def test_resuming_a_finished_run_says_that_its_data_set_has_grown(folder: Path, placed: list[str]) -> None:
@@ -152,7 +226,8 @@ def test_looking_goes_on_until_the_run_ends_and_ctrl_c_detaches(
 
     with monkeypatch.context() as patch:
         patch.setattr("dkrr.cli.runs.time.sleep", interrupt)
-        assert "detached; job goes on (`dkrr cancel job` stops it)" in dkrr(*command).stderr
+        exits = 75 if command[0] == "wait" else 0  # what waits for it must not go on as if it were done
+        assert "detached; job goes on (`dkrr cancel job` stops it)" in dkrr(*command, exits=exits).stderr
     assert not run.has("cancel.json")
     threading.Timer(0.5, finished, (run,)).start()
     started = time.monotonic()

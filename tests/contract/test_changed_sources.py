@@ -6,8 +6,10 @@ import contextlib
 import json
 import os
 import pickle
+import re
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zarr
 
 import dkrr
+from dkrr.dataset import sources
 from dkrr.dataset.sources import open_table
 from dkrr.errors import DamagedChunkError, DataError, DkrrError
 from dkrr.selection.tuning import TuneSettings, tune
+from dkrr.store.chunks import ChunkArray
+from dkrr.store.files import write_key
 from dkrr.store.lease import process_record
 from tests.contract.helpers import run
 from tests.faults import swap
 from tests.jobs.retrain.project import Project, in_process
+from tests.s3 import Bucket, bucket, s3_server
+
+__all__ = ["bucket", "s3_server"]
 
 N = 40
 
@@ -437,6 +446,112 @@ def test_an_array_file_that_is_replaced_while_it_is_read_is_refused(form: str, t
     with pytest.raises(DataError, match="was changed while it was read"):
         dkrr.ingest(table, tmp_path / "data.zarr", target=5, one_hot=form == "classes")
     assert not (tmp_path / "data.zarr").exists()
+
+
+# --- data sets that are exchanged while they are read -----------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def exchanged(path: Path, other: Path, after: int, *, by_link: bool) -> Iterator[None]:
+    """After so many chunks of the data set at ``path`` were read in the block, ``other`` is there."""
+    read, count = ChunkArray.read, 0
+    if by_link:
+        path.rename(path.with_name("first.zarr"))
+        path.symlink_to("first.zarr")
+
+    def counted(self: ChunkArray, index: Any, *arguments: Any, **options: Any) -> Any:
+        nonlocal count
+        count += f"{os.path.abspath(self.location)}/".startswith(f"{path}/")
+        if count == after + 1:
+            count += 1
+            if by_link:
+                path.with_name("link").symlink_to(other.name)
+                path.with_name("link").rename(path)
+            else:
+                path.rename(path.with_name("first.zarr"))
+                other.rename(path)
+        return read(self, index, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ChunkArray, "read", counted)
+        yield
+    assert count > after
+
+
+@pytest.mark.parametrize("by_link", [False, True], ids=["renamed", "linked"])
+@pytest.mark.parametrize("after", [8, 9, 13], ids=str)
+@pytest.mark.parametrize("what", ["ingest", "predict", "estimator", "evaluate", "standardize"])
+def test_rows_of_two_data_sets_that_are_exchanged_are_never_mixed(
+    what: str, after: int, by_link: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has four chunks of X and of y; they are verified, and then read."""
+    monkeypatch.chdir(tmp_path)
+    in_process(monkeypatch)
+    rows = np.random.default_rng(0).random((32, 4))
+    sets = {"data.zarr": rows, "other.zarr": rows + 10.0}
+    for name, values in sets.items():
+        dkrr.ingest(values, name, target=3, rows_per_chunk=8)
+    est = dkrr.KernelRidge(kernel="rbf", gamma=0.3, alpha=0.1).fit(rows[:, :3], rows[:, 3])
+    est.save("model.zarr")
+    (tmp_path / "job.toml").write_text(
+        '[data]\npath = "data.zarr"\nstandardize = true\n[evaluate]\nfraction = 0.3\n[output]\nstore = "store"\n'
+    )
+    commands: dict[str, Any] = {
+        "ingest": lambda: dkrr.ingest("data.zarr", "copy.zarr"),
+        "predict": lambda: run("predict", "model.zarr", "data.zarr", "-o", "out.npy", exits=None),
+        "evaluate": lambda: run("evaluate", "model.zarr", "data.zarr", exits=None),
+        "estimator": lambda: est.predict("data.zarr"),
+        "standardize": lambda: run("fit", "job.toml", exits=None),
+    }
+    said = ""
+    with exchanged(tmp_path / "data.zarr", tmp_path / "other.zarr", after - 6 * (what == "estimator"), by_link=by_link):
+        try:
+            said = getattr(commands[what](), "stderr", "")
+        except DkrrError as exc:
+            said = str(exc)
+    assert re.search("other rows than|was replaced by|holds other rows", said), said
+    assert not {"copy.zarr", "out.npy"} & set(os.listdir())
+    assert not list(tmp_path.glob("store/rows/*/X/c/*/*"))
+
+
+def test_a_zarr_array_that_is_rewritten_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = zarr.create_array(tmp_path / "source.zarr", shape=(40, 3), chunks=(10, 3), dtype="f8")
+    source[:] = 1.0
+    read = zarr.Array.__getitem__
+
+    def rewritten(self: zarr.Array, selection: Any) -> Any:
+        found = read(self, selection)
+        zarr.open_array(tmp_path / "source.zarr", mode="r+")[:] = 2.0
+        return found
+
+    monkeypatch.setattr(zarr.Array, "__getitem__", rewritten)
+    with pytest.raises(DataError, match="was changed while it was read"):
+        dkrr.ingest(tmp_path / "source.zarr", tmp_path / "data.zarr")
+    assert not (tmp_path / "data.zarr").exists()
+
+
+def test_objects_of_a_folder_that_are_replaced_while_they_are_fetched_are_refused(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(name: str, value: float) -> None:
+        pq.write_table(pa.table({"a": np.full(5, value)}), tmp_path / name)
+        write_key(bucket.url("rows"), name, (tmp_path / name).read_bytes())
+
+    def fetch(*arguments: Any) -> Any:
+        found = get_file(*arguments)
+        for name in names:
+            write(name, 2.0)
+        return found
+
+    names, get_file = ("a.parquet", "b.parquet"), sources.get_file
+    for name in names:
+        write(name, 1.0)
+    assert dkrr.ingest(bucket.url("rows"), tmp_path / "data.zarr").num_rows == 10
+    monkeypatch.setattr(sources, "get_file", fetch)
+    with pytest.raises(DataError, match="was changed while it was read"):
+        dkrr.ingest(bucket.url("rows"), tmp_path / "other.zarr")
 
 
 # --- a finished job ---------------------------------------------------------------------------------------------------

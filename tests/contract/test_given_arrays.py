@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
@@ -51,7 +52,13 @@ def test_what_is_masked_is_missing_wherever_it_is_given(rows: tuple[Any, Any, An
     covered = np.ma.masked_array(X, mask=np.zeros(X.shape, bool))
     covered[2, 1] = np.ma.masked
     fitted = dkrr.KernelRidge(kernel="rbf").fit(X, y)
+    machine = dkrr.KernelSVC().fit(X, y > 0)
+    fitted.save(tmp_path / "model.zarr")
+    model = dkrr.load_model(tmp_path / "model.zarr")
     in_row_2: dict[str, Callable[[], object]] = {
+        "X in a list to a model": lambda: model.predict(list(covered)),
+        "X in a list for deviations": lambda: model.predict_std(list(covered)),
+        "weights of a score of classes": lambda: machine.score(X, y > 0, hidden(w)),
         "X in a list": lambda: dkrr.KernelRidge().fit(list(covered), y),
         "X in a list, in tiles": lambda: dkrr.KernelRidge(tile_size=16).fit(tuple(covered), y),
         "X in a list to predict": lambda: fitted.predict(list(covered)),
@@ -63,7 +70,10 @@ def test_what_is_masked_is_missing_wherever_it_is_given(rows: tuple[Any, Any, An
     for name, use in in_row_2.items():
         with pytest.raises(DataError, match=r"(?i)nan.* row 2"):
             pytest.fail(f"{name}: {use()}")
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["model.zarr"]
+    for covered_rows in ((covered, X), (X, covered)):
+        with pytest.raises(DataError, match="under a mask"):
+            dkrr.kernels.make_kernel("rbf", gamma=1.0)(*covered_rows)
     numbers = np.arange(N)
     for split in (
         (hidden(numbers[:20]), numbers[20:]),
@@ -105,6 +115,7 @@ def test_parameters_are_not_uncovered(rows: tuple[Any, Any, Any]) -> None:
         (lambda: np.empty(N, bool), "bool"),
         (lambda: np.empty(N, object), "object"),
         (lambda: np.empty(N, complex), "complex128"),
+        (lambda: np.empty(N, np.float16), "float16"),
         (lambda: np.ma.masked_array(np.empty(N), mask=True), "MaskedArray"),
         (lambda: [0.0] * N, "list"),
         (lambda: np.broadcast_to(0.0, N), "read-only"),
@@ -130,6 +141,31 @@ def test_predictions_in_any_array_of_floats(dtype: str, step: int, rows: tuple[A
     out = np.empty(N * abs(step), dtype)[::step]
     assert model.predict(X, out=out) is out
     assert np.allclose(out, model.predict(X), rtol=1e-6)
+
+
+def test_predictions_that_out_cannot_hold_are_not_infinite(rows: tuple[Any, Any, Any], tmp_path: Path) -> None:
+    X, y, _ = rows
+    dkrr.KernelRidge(kernel="rbf").fit(X, 1e60 * y).save(tmp_path / "m.zarr")
+    with pytest.raises(ParameterError, match="beyond the range of out, float32"):
+        dkrr.load_model(tmp_path / "m.zarr").predict(X, out=np.empty(N, np.float32))
+
+
+@pytest.mark.filterwarnings("ignore:A column-vector y")
+@pytest.mark.parametrize("dtype", ["Int64", "int64[pyarrow]", "int64"])
+@pytest.mark.parametrize("form", ["series", "frame", "dask frame"])
+def test_whole_numbers_beyond_doubles_are_classes_of_their_own(
+    form: str, dtype: str, rows: tuple[Any, Any, Any], tmp_path: Path
+) -> None:
+    X, labels = rows[0], pd.Series(np.tile([2**60 + 1, 2**60 + 2, 5, 5], N // 4), dtype=dtype)
+    classes = [5, 2**60 + 1, 2**60 + 2]
+    if form == "dask frame":
+        frame = dd.from_pandas(pd.DataFrame({"a": X[:, 0], "y": labels.astype("int64")}), npartitions=3)
+        assert dkrr.ingest(frame, tmp_path / "data.zarr", target="y", one_hot=True).classes == tuple(classes)
+        return
+    y = labels if form == "series" else pd.DataFrame({"y": labels})
+    machine = dkrr.KernelSVC().fit(X, y)
+    assert machine.classes_.tolist() == classes
+    assert machine.score(X, y) == machine.score(X, labels.to_numpy("int64"))
 
 
 def _answers(estimator: Any, Z: Any, folder: Path) -> list[Any]:

@@ -140,6 +140,9 @@ def test_versions_that_cannot_be_made_change_nothing(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=message):
             drop_generations(tmp_path / "a.zarr", numbers)
+    for wrong in ([True], [1.0], ["1"]):
+        with pytest.raises(ParameterError, match=r"generation .*; whole numbers expected"):
+            drop_generations(tmp_path / "a.zarr", wrong)  # type: ignore[arg-type]
     with failing_at("write*/a.zarr/zarr.json:1:enospc"), pytest.raises(StorageFullError):
         drop_generations(tmp_path / "a.zarr", [4])
     assert not (tmp_path / "a.zarr/X-2").exists()
@@ -172,3 +175,8 @@ def test_every_version_stays_for_its_own_hour(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(StoreError, match=r"version 1 of .* is gone"):
         open_dataset(tmp_path / "a.zarr", version=1)
     assert rows_of(readers[1]) == taken(*spans[1])
+
+
+def test_generations_may_be_named_one_by_one(tmp_path: Path) -> None:
+    grown(tmp_path / "a.zarr")
+    assert [item.number for item in drop_generations(tmp_path / "a.zarr", (k for k in (2, 3))).generations] == [1, 4]

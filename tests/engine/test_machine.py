@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import threading
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from threadpoolctl import OpenBLASController, threadpool_info, threadpool_limits
 
 from dkrr.engine import machine
-from dkrr.engine.machine import free_memory_bytes, machine_report, total_memory_bytes
+from dkrr.engine.machine import free_memory_bytes, machine_report, single_blas_thread, total_memory_bytes
 
 MiB = 2**20
 Usage = namedtuple("Usage", "total used free")
@@ -123,3 +125,35 @@ x86 = pytest.mark.skipif(platform.machine() not in {"x86_64", "AMD64"}, reason="
 @x86
 def test_a_core_type_that_openblas_does_not_take_is_named() -> None:
     assert "instead" in machine._problem_with("Pentium9")
+
+
+# --- one thread of BLAS -----------------------------------------------------------------------------------------------
+
+
+def test_blocks_of_several_threads_have_one_blas_thread_and_restore_the_setting() -> None:
+    def limits() -> set[int]:
+        return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+    held, entered, leave, inside = threading.Event(), threading.Event(), threading.Event(), []
+    holds = threading.Thread(target=lambda: (threadpool_limits(2, user_api="blas"), held.set(), leave.wait(10)))
+
+    def other() -> None:
+        with single_blas_thread():
+            entered.set()
+            leave.wait(10)
+            inside.append(limits())
+
+    with threadpool_limits(2, user_api="blas"):
+        OpenBLASController.clear_controlling_thread(force=True)
+        holds.start()
+        held.wait(10)  # the setting is that thread's from now on, as threadpoolctl has it
+        before = limits()
+        thread = threading.Thread(target=other)
+        with single_blas_thread():
+            thread.start()
+            entered.wait(10)
+        leave.set()  # the first block has ended, the second one has not
+        thread.join()
+        holds.join()
+        assert inside == [{1}]
+        assert limits() == before == {2}

@@ -24,7 +24,9 @@ from dkrr.jobs.history import Reference, compare_rows
 from dkrr.jobs.predict import predict_job
 from dkrr.jobs.registry import Reference as Named
 from dkrr.jobs.retrain_spec import DriftSpec, deliveries
+from dkrr.jobs.run_directory import RunDirectory, read_status
 from dkrr.store.objects import put_file
+from tests.contract.helpers import run as dkrr
 from tests.faults import failing_at
 from tests.jobs.retrain.project import COLUMNS, Project, check_production, in_process, rows_of, state
 from tests.s3 import Bucket, bucket, s3_server
@@ -80,6 +82,25 @@ def test_a_rollback_by_hand_lasts_until_there_are_new_rows(project: Project) -> 
     assert project.nights(3).outcome == "promoted"
     assert project.model.aliases().targets["previous"] == first
     assert project.production not in (first, second)
+
+
+def test_a_rollback_by_hand_outlasts_another_gate(project: Project) -> None:
+    first, second = project.production, project.nights(2).version
+    project.model.rollback()
+    project.document["gate"]["min_rows"] = 11
+    project.is_refused(f"{second} was in production, and {first} was put there instead")
+    assert project.production == first
+    assert project.is_done()
+    assert project.nights(3).outcome == "promoted"
+
+
+def test_a_night_that_refuses_ends_so_for_who_waits(project: Project) -> None:
+    project.deliver("bad", seed=2, change=lambda rows: rows + 100)
+    project.is_refused("bad")
+    run = RunDirectory(project.spec.directory)
+    assert (read_status(run).state, read_status(run).exit_code) == ("failed", RefusedError.exit_code)
+    dkrr("wait", run.location, exits=RefusedError.exit_code, said="`dkrr retrain` with its job")
+    dkrr("resume", run.location, exits=4, said="`dkrr retrain` with its job")
 
 
 def test_what_came_into_production_meanwhile_is_what_counts(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
