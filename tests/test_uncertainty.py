@@ -204,3 +204,15 @@ def test_intervals_of_few_rows() -> None:
             model.predict_interval(z, coverage)
     with pytest.raises(ParameterError, match="no leave-one-out quantiles"):
         dkrr.KernelRidge(kernel="rbf").fit(x, y)._model.predict_interval(z)
+
+
+@pytest.mark.parametrize("options", [{}, {"tile_size": 64}, {"solver": "cg"}], ids=str)
+@pytest.mark.parametrize("fill", [-9999.0, 1e20, 9.96921e36], ids=str)
+def test_targets_of_rows_without_weight_say_nothing_of_the_scale(fill: float, options: dict[str, Any]) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((150, 2))
+    y, w = 3 + np.sin(x[:, 0]) + 0.1 * rng.standard_normal(150), np.arange(150) % 10 > 0
+    est = dkrr.KernelRidge(0.1, **{"kernel": "rbf", "fit_intercept": True, **options})
+    expected = est.fit(x, np.where(w, y, 0.0), w).predict(x[:5], return_std=True)
+    found = est.fit(x, np.where(w, y, fill), w).predict(x[:5], return_std=True)
+    np.testing.assert_allclose(found, expected, rtol=1e-7)

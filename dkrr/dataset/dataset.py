@@ -153,7 +153,7 @@ class _InPlace:
     state: Any
 
     def __call__(self) -> None:
-        state = _state_of(self.path)
+        state = state_of(self.path)
         if state != self.state:  # one call of the system, where nothing was written since
             self.compare()
             self.state = state
@@ -391,7 +391,7 @@ def open_dataset(path: Any, *, version: int | None = None) -> Dataset:
     check_place("path", path)
     where = str(path) if is_url(path) else str(Path(path))
     refuse_links(path, is_deep=False)
-    state = _state_of(path)  # before it is read
+    state = state_of(path)  # before it is read
     with storage_errors(path):
         attributes = attributes_of(path)
     if attributes is None:
@@ -419,7 +419,7 @@ def open_dataset(path: Any, *, version: int | None = None) -> Dataset:
         raise StoreError(f"{where} has unreadable metadata ({exc!r})", hint="restore it, or ingest it again") from exc
 
 
-def _state_of(path: Any) -> tuple[int, ...] | None:
+def state_of(path: Any) -> tuple[int, ...] | None:
     """What tells that the metadata of a folder were written since, or are those of another one; None of objects."""
     if is_url(path):
         return None

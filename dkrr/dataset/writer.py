@@ -37,6 +37,7 @@ from dkrr.dataset.dataset import (
     fields_of,
     open_dataset,
     pack,
+    state_of,
 )
 from dkrr.dataset.rows import DIGEST_ROWS, Floats, RowArray, RowSummary, damaged, default_rows_per_chunk
 from dkrr.errors import DataError, LockedError, ParameterError, StoreError
@@ -350,18 +351,10 @@ def _in_place(location: Any) -> Iterator[None]:
 
     Of objects, which nobody moves in one step, nothing is asked.
     """
-    root = local_root(location)
-
-    def state() -> tuple[int, ...] | None:
-        with contextlib.suppress(OSError):
-            found = os.stat(join(location, "zarr.json"))
-            return found.st_dev, found.st_ino, found.st_mtime_ns
-        return None
-
-    before = None if root is None else state()
+    before = state_of(location)
 
     def check() -> None:
-        if root is not None and state() != before:
+        if state_of(location) != before:
             raise LockedError(
                 f"{location} was moved, removed or replaced while rows were written to it",
                 hint="look what is there, and start again",

@@ -739,6 +739,8 @@ class JobSpec(Table):
         check_outside(directory)
         if not may_hold(directory, "fit"):
             raise StoreError(f"{directory} exists and is not a run of dkrr", hint="give another [output] directory")
+        if os.path.abspath(self.store) == os.path.abspath(directory):
+            raise StoreError(f"{directory} would be the run and its store", hint="give another [output] directory")
         found = RunDirectory(directory).read("job.json")
         if found is None or not (is_driven or read_json(directory, "plan.json")):
             return

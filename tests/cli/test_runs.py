@@ -135,6 +135,12 @@ def test_what_submit_prints_is_taken_by_the_other_commands(
     dkrr("wait", printed, exits=5, said=f"`dkrr resume '{printed}'`")
 
 
+def test_a_run_is_not_its_own_store(folder: Path) -> None:
+    (folder / "job.toml").rename(folder / "store.toml")
+    dkrr("fit", "store.toml", exits=4, said="runs/store would be the run and its store")
+    assert not (folder / "runs").exists()
+
+
 def test_a_status_names_files_where_they_are(folder: Path) -> None:
     (folder / "rows.csv").write_text("a,y\n1,2\n3,nan\n")
     (folder / "job.toml").write_text('[data]\npath = "rows.csv"\ntarget = "y"\n')
