@@ -337,12 +337,14 @@ def _solved(
 
     Those of a precomputed matrix are their numbers.
     """
-    rows = prepared.train
+    rows, scaling = prepared.train, prepared.scaling
+    check_target_sizes(rows)
+    if scaling is not None:  # the figures are in the units of the targets
+        check_target_sizes(np.hypot(scaling.y_mean, scaling.y_std)[None])
     with ExitStack() as stack:
         if plan.loss is not None:
             yield stack.enter_context(fit_loss(job, prepared, plan, workspace, directory, begin_from)), rows
             return
-        check_target_sizes(rows)
         decision, given, digest, start = decision_of(job, prepared, plan), None, "", None
         settings = decision.settings()
         if settings.kernel is None:

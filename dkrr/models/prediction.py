@@ -390,9 +390,11 @@ def score_dataset(
         result, summary = predict_dataset(model, dataset, scratch, executor, progress, width=width, said="evaluate")
         values = result.read(0, m)
     truth = _taken(dataset.targets.read(0, m), targets)
-    squares = np.square(values - truth).mean(axis=0)
-    around_mean = np.square(truth - _taken(np.asarray(dataset.y_mean)[None], targets)).mean(axis=0)
-    rmse = np.sqrt(squares)
+    errors, spread = values - truth, truth - _taken(np.asarray(dataset.y_mean)[None], targets)
+    # powers of two, so that no square over- or underflows and none is rounded otherwise
+    unit = np.ldexp(1.0, np.frexp(np.maximum(np.abs(errors), np.abs(spread)).max(axis=0))[1] - 1)
+    squares, around_mean = np.square(errors / unit).mean(axis=0), np.square(spread / unit).mean(axis=0)
+    rmse = unit * np.sqrt(squares)
     score = Score(
         m,
         rmse.tolist(),

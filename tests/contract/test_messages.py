@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import dkrr
 from dkrr.selection.tuning import tune
 from tests.contract.helpers import run
+from tests.jobs.retrain.project import in_process
 
 
 def test_a_search_for_a_constant_target_names_it(tmp_path: Path) -> None:
@@ -35,6 +37,32 @@ def test_one_of_two_targets_may_be_constant_in_a_search() -> None:
     with pytest.raises(dkrr.DataError, match="targets 'y0', 'y1' are the same in all 60 rows"):
         tune(rows, np.ones((60, 2)))
     assert np.isfinite(tune(rows, np.c_[rows.sum(axis=1), np.ones(60)]).best.loo_rmse)
+
+
+@pytest.mark.parametrize("size", [1e-160, 1e-200, 1e155])
+@pytest.mark.parametrize(
+    "model", ['kernel = "rbf"', 'kernel = "rbf"\nloss = "epsilon_insensitive"'], ids=["ridge", "loss"]
+)
+def test_whitened_targets_of_no_usable_size_are_refused(
+    model: str, size: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_process(monkeypatch)
+    rows = np.random.default_rng(0).random((40, 3)) * [1, 1, size]
+    np.savetxt(tmp_path / "t.csv", rows, delimiter=",", header="a,b,y", comments="")
+    (tmp_path / "job.toml").write_text(f'[data]\npath = "t.csv"\ntarget = "y"\nstandardize = true\n[model]\n{model}\n')
+    run("fit", tmp_path / "job.toml", exits=4, said=("target 0 is of size", "measure it in another unit"))
+
+
+@pytest.mark.parametrize("size", [1e-170, 1e170])
+def test_scores_of_targets_whose_squares_are_no_numbers(size: float, tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).random((40, 3))
+    est = dkrr.KernelRidge(kernel="linear").fit(rows[:, :2], np.zeros(40))
+    est.save(tmp_path / "model.zarr")  # which says 0 of all rows
+    np.save(tmp_path / "t.npy", rows * [1, 1, size])
+    said = json.loads(run("evaluate", tmp_path / "model.zarr", tmp_path / "t.npy", "--json").stdout)
+    expected = float(np.sqrt(np.mean(rows[:, 2] ** 2)))
+    assert said["rmse"] == pytest.approx(expected * size, rel=1e-9, abs=0)
+    assert said["r2"] == pytest.approx(1 - expected**2 / rows[:, 2].var())
 
 
 def test_a_refusal_says_what_the_reserve_of_the_disk_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
