@@ -44,7 +44,7 @@ from dkrr.jobs.run_directory import (
     utc_now,
     write_status,
 )
-from dkrr.store.files import full_disk, list_keys, remove_drafts
+from dkrr.store.files import full_disk, key_size, remove_drafts
 from dkrr.store.interruption import fenced, interrupt_main_thread
 from dkrr.store.lease import Lease, described, hold_lock, process_record
 
@@ -460,7 +460,8 @@ def submit_job(job: JobSpec, source: bytes) -> Submitted:
                 return Submitted(directory, status)
             if status.state == "finished" and job.has_same_limits(directory.read("job.json") or {}):
                 result = directory.read("result.json") or {}
-                if not changed_since(job, result) and list_keys(result.get("model_path", "")):
+                is_there = key_size(str(result.get("model_path")), "zarr.json") is not None
+                if is_there and not changed_since(job, result):
                     return Submitted(directory, status)
         directory.write("job.json", job.to_dict())  # first: it is what makes the folder a run
         directory.write_bytes("job.toml", source)

@@ -753,7 +753,7 @@ class JobSpec(Table):
     def has_same_limits(self, document: dict[str, Any]) -> bool:
         """Whether an iteration may go as far as in another form of this job, of a run."""
         one, other = (job.get("solver", {}) for job in (document, self.to_dict()))
-        return all(one.get(name) == other.get(name) for name in LIMITS)
+        return all((one.get(name) or None) == (other.get(name) or None) for name in LIMITS)
 
     @property
     def leaves_out(self) -> bool:
