@@ -135,6 +135,7 @@ def test_quantiles_are_columns() -> None:
         assert np.mean(predicted[:, column] > Y + 1e-3) <= level <= np.mean(predicted[:, column] > Y - 1e-3)
     assert estimator.score(X, Y, WEIGHT) == pytest.approx(np.mean(scores))
     assert estimator.num_crossing(X) == np.count_nonzero((np.diff(predicted[:, [1, 2, 0]], axis=1) < 0).any(axis=1))
+    assert KernelQuantileRegressor(quantile=(0.5, 0.5, 0.5), alpha=0.1, gamma=0.3).fit(X, Y).num_crossing(X) == 0
     assert not get_tags(estimator).target_tags.multi_output
 
 

@@ -509,7 +509,8 @@ class KernelQuantileRegressor(_KernelRegressor):
         predicted = np.asarray(self.predict(X))
         if not isinstance(self._fitted, list):
             return 0
-        steps = np.diff(predicted[:, np.argsort(self._fitted, kind="stable")], axis=1)
+        order = np.argsort(self._fitted, kind="stable")
+        steps = np.diff(predicted[:, order], axis=1)[:, np.diff(np.take(self._fitted, order)) > 0]
         return int(np.count_nonzero((steps < 0).any(axis=1)))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
