@@ -235,12 +235,15 @@ def _left_out(
 ) -> LeaveOneOut:
     """The facts, from s r and 1 - h, both in ``unit``."""
     seen, first = root > 0, {value: column for column, value in reversed(list(enumerate(alphas.tolist())))}
-    total, weight = np.broadcast_to(share, residuals.shape)[seen].sum(axis=0), np.square(root[seen])
+    total = np.broadcast_to(share, residuals.shape)[seen].sum(axis=0)
+    # of tiny weights and tiny targets products are no numbers, their means are
+    size = np.ldexp(1.0, np.frexp(root.max(initial=0.0))[1])
+    weight = np.square(root[seen] / size)
     columns = [first[value] for value in dict.fromkeys(alphas.tolist())]
     return LeaveOneOut(
         residuals=residuals,
         degrees_of_freedom=len(weight) - unit * total,
-        gcv=len(weight) * np.square(weighted[seen] / total).sum(axis=0) / weight.mean(),
+        gcv=len(weight) * np.square(weighted[seen] / size / total).sum(axis=0) / weight.mean(),
         mean_squared_error=np.asarray(weight @ np.square(residuals[seen]) / weight.sum()),
         inverse_diagonal=np.ascontiguousarray(np.broadcast_to(diagonal, residuals.shape)[:, columns]),
         seen=seen,

@@ -60,6 +60,9 @@ from dkrr.models.tiled import Training, leave_one_out_rows
 from dkrr.models.validation import check_alpha, check_flag, with_own_integers
 from dkrr.tiles import TileMatrix
 
+# squares of errors, which are smaller than their targets, are numbers of full precision
+LEAST_SIZE = 1e-140
+
 Rows = NDArray[np.intp]
 logger = logging.getLogger("dkrr.selection")
 
@@ -615,7 +618,20 @@ class KernelRidgeCV(WithRidge):
         return path.fit(np.broadcast_to(self.take(search), y.shape[1:]), started)
 
     def start_search(self, y: Floats, weight: Floats | None) -> AlphaSearch:
-        """Of this grid, for targets (n, t)."""
+        """Of this grid, for targets (n, t).
+
+        Raises
+        ------
+        DataError
+            Weights times squared targets, which scores are made of, are too small for float64.
+        """
+        sizes = np.abs(y).max(axis=0, initial=0.0) * np.sqrt(1.0 if weight is None else weight.max(initial=0.0))
+        if ((sizes > 0) & (sizes < LEAST_SIZE)).any():
+            raise DataError(
+                f"the largest target, times the square root of its weight, is at most {sizes.max():.2g}: its square is "
+                "too small for float64",
+                hint="multiply the weights, and alpha, by one number",
+            )
         return AlphaSearch(
             y=y,
             weight=weight,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dkrr
-from dkrr.errors import ConvergenceError, NumericalError
+from dkrr.errors import ConvergenceError, DataError, NumericalError
 from tests.reference import dense_bordered, dense_krr
 
 RNG = np.random.default_rng(0)
@@ -145,3 +145,19 @@ def test_centres_of_an_indefinite_kernel_are_not_in_the_span_of_one(centers: str
         est.fit(X, X[:, 0])
     linear = est.set_params(kernel="linear").fit(X / 1e6, X[:, 0])  # of which any four are enough
     assert "in their span left out" in linear.solution_.message or "4 of 60" in linear.solution_.message
+
+
+@pytest.mark.parametrize("options", [{}, {"tile_size": 32}], ids=str)
+def test_means_of_tiny_targets_with_tiny_weights(options: dict[str, Any]) -> None:
+    rng = np.random.default_rng(1)
+    rows, weight = rng.standard_normal((80, 2)), rng.random(80) + 0.1
+    y = np.sin(rows[:, 0]) + 0.1 * rng.standard_normal(80)
+    whole, tiny = (
+        dkrr.KernelRidge(alpha=0.1 * by, kernel="rbf", **options).fit(rows, of * y, by * weight).leave_one_out()
+        for by, of in ((1.0, 1.0), (1e-100, 1e-120))
+    )
+    for name in ("mean_squared_error", "gcv"):
+        np.testing.assert_allclose(getattr(tiny, name) * 1e120 * 1e120, getattr(whole, name), rtol=1e-9)
+    search = dkrr.KernelRidgeCV(alphas=np.array([1e3, 0.1, 10.0]) * 1e-100, kernel="rbf", **options)
+    with pytest.raises(DataError, match="multiply the weights, and alpha"):
+        search.fit(rows, 1e-120 * y, 1e-100 * weight)
