@@ -216,3 +216,6 @@ def test_targets_of_rows_without_weight_say_nothing_of_the_scale(fill: float, op
     expected = est.fit(x, np.where(w, y, 0.0), w).predict(x[:5], return_std=True)
     found = est.fit(x, np.where(w, y, fill), w).predict(x[:5], return_std=True)
     np.testing.assert_allclose(found, expected, rtol=1e-7)
+    # those of next to no weight are rows that count, and say next to nothing
+    found = est.fit(x, np.where(w, y, 1e20), np.where(w, 1.0, 1e-60)).predict(x[:5], return_std=True)
+    np.testing.assert_allclose(found[1], np.array(expected[1]) * np.sqrt((w.sum() - 1) / 149), rtol=1e-7)

@@ -554,11 +554,11 @@ def target_scale(y: RowSource, dual_coef: RowSource, weight: RowSource | None, *
     """
     spans = [(start, min(start + PASS_ROWS, y.num_rows)) for start in range(0, y.num_rows, PASS_ROWS)]
     shift, total = np.zeros(y.num_columns), np.zeros(y.num_columns)
-    counts = np.ones(y.num_rows, dtype=bool) if weight is None else weight.read(0, weight.num_rows)[:, 0] > 0
-    n = int(np.count_nonzero(counts))
+    share = np.ones(y.num_rows) if weight is None else weight.read(0, weight.num_rows)[:, 0]
+    n, share = int(np.count_nonzero(share)), share / share.max()
+    share /= share.sum()
     if intercept:  # it makes dual_coef orthogonal to constants: a large mean would only be rounded
-        shift = sum((y.read(*span)[counts[slice(*span)]].sum(axis=0) for span in spans), shift) / max(1, n)
+        shift = sum((share[slice(*span)] @ y.read(*span) for span in spans), shift)
     for span in spans:
-        there = counts[slice(*span)]
-        total += np.einsum("it,it->t", y.read(*span)[there] - shift, dual_coef.read(*span)[there])
+        total += np.einsum("it,it->t", y.read(*span) - shift, dual_coef.read(*span))
     return np.maximum(total, 0.0) / max(1, n - intercept)
