@@ -57,11 +57,8 @@ from dkrr.linalg.workspace import Workspace
 from dkrr.models.estimator import WithRidge, keeps_its_fit
 from dkrr.models.model import Model
 from dkrr.models.tiled import Training, leave_one_out_rows
-from dkrr.models.validation import check_alpha, check_flag, with_own_integers
+from dkrr.models.validation import TARGET_SIZES, check_alpha, check_flag, with_own_integers
 from dkrr.tiles import TileMatrix
-
-# squares of errors, which are smaller than their targets, are numbers of full precision
-LEAST_SIZE = 1e-140
 
 Rows = NDArray[np.intp]
 logger = logging.getLogger("dkrr.selection")
@@ -626,7 +623,7 @@ class KernelRidgeCV(WithRidge):
             Weights times squared targets, which scores are made of, are too small for float64.
         """
         sizes = np.abs(y).max(axis=0, initial=0.0) * np.sqrt(1.0 if weight is None else weight.max(initial=0.0))
-        if ((sizes > 0) & (sizes < LEAST_SIZE)).any():
+        if ((sizes > 0) & (sizes < TARGET_SIZES[0])).any():
             raise DataError(
                 f"the largest target, times the square root of its weight, is at most {sizes.max():.2g}: its square is "
                 "too small for float64",
