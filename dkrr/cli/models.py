@@ -218,6 +218,7 @@ def _line(version: Version, aliases: Aliases) -> str:
 def info_command(path: str, whole: bool, as_json: bool) -> None:
     """Say what PATH is (data set, model, Gram matrix, factor, run); with --verify, whether it is whole."""
     from dkrr.jobs.inspection import describe, verify
+    from dkrr.jobs.run_directory import run_kind
 
     (kind, found), problems = describe(path), verify(path) if whole else []
     document = {"kind": kind, "path": path, **found} | ({"problems": problems} if whole else {})
@@ -226,9 +227,10 @@ def info_command(path: str, whole: bool, as_json: bool) -> None:
     facts += [("", "verified: everything is there and unchanged")] * (whole and not problems)
     show(as_json, document, facts, title=f"{kind} {path}")
     if problems:
+        is_made_again = kind in ("Gram matrix", "factor", "run") and run_kind(path) != "retrain"
         raise StoreError(
             f"{path} has {len(problems)} problem{'s' if len(problems) > 1 else ''}",
-            hint="delete what is damaged and start the job again, or restore it",
+            hint=("delete what is damaged and start the job again, or " if is_made_again else "") + "restore it",
         )
 
 

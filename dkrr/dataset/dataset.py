@@ -197,8 +197,8 @@ class Dataset:
     made_up
         Which of "feature_names" and "target_names" somebody did not give; such names tell no columns apart.
     places
-        Where the features, the targets and the weights stood among the columns of the first source, in this order; ()
-        where that was not recorded.
+        Where the features, the targets and the weights stood among the columns of the first source, in this order, and
+        the columns that are none of them; () where that was not recorded.
     origin
         What the rows were made from, where dkrr made them from another data set.
     version

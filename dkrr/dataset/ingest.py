@@ -494,13 +494,15 @@ def _fields(table: Table, layout: Layout, labels: _Labels | None) -> dict[str, A
 
 
 def _places(table: Table, layout: Layout) -> tuple[tuple[int, ...], ...]:
-    """Where features, targets and weights stood in the first source: of a data set where that one's stood."""
+    """Where the columns of each role, and of none, stood in the first source: of a data set where that one's stood."""
     parts = (layout.features, layout.targets, () if layout.weight is None else (layout.weight,))
-    features, targets, weights = table.places or ((), (), ())
+    features, targets, weights, *rest = table.places or ((), (), ())
     first = [*features, *(targets * len(table.target or ()) if table.classes else targets), *weights]
     if len(first) != len(table.names):
-        return parts
-    return tuple(tuple(dict.fromkeys(first[j] for j in part)) for part in parts)
+        first, rest = [*range(len(table.names))], [()]
+    found = tuple(tuple(dict.fromkeys(first[j] for j in part)) for part in parts)
+    left = {*first, *(j for part in rest for j in part)}.difference(*found)
+    return (*found, tuple(sorted(left))) if rest else found
 
 
 def _as_before(base: Dataset, table: Table, **given: Any) -> dict[str, Any]:
@@ -518,7 +520,7 @@ def _as_before(base: Dataset, table: Table, **given: Any) -> dict[str, Any]:
             refuse_shuffled_numbers(table.names, (), table.label)
         if given["features"] is None and not (is_asked or table.places) and base.places:
             check_in_order(base.places[0], table.label)
-        features, targets, weights = (placed(base.places, table.names) if is_asked else None) or ([], [], [])
+        features, targets, weights = (placed(base.places, table.names, 3) if is_asked else None) or ([], [], [])
         weight = weights[0] if weights else None
     elif not base.named_targets and base.y is not None and table.target is None and given["target"] is None:
         targets = left_over(base, table, [*features, weight])

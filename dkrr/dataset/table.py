@@ -65,7 +65,7 @@ class Table(ABC):
     dropped
         Of the rows that the source itself was read from, which it left out for missing values.
     places
-        Of features, targets and weights of a data set, see :class:`dkrr.Dataset`; () of other sources.
+        Of a data set, see :class:`dkrr.Dataset`; () of other sources.
     """
 
     is_1d: bool = False
@@ -589,29 +589,34 @@ def target_columns(target_names: Sequence[str], classes: Sequence[Any] | None) -
     return (target_names[0].removesuffix(f"={classes[0]}"),)
 
 
-def placed(places: Sequence[Sequence[int]], names: Sequence[str]) -> list[list[str]]:
+def placed(places: Sequence[Sequence[int]], names: Sequence[str], num_roles: int) -> list[list[str]]:
     """The columns of a table that stand where those of another one stood; an empty list where there is no telling.
 
     Parameters
     ----------
     places
-        Numbers of columns of the other table, for each of several roles. Columns that had none need not be there: then
-        these come in the same order.
+        Numbers of columns of the other table, see :class:`dkrr.Dataset`.
     names
-        Of the columns of the table.
+        Of the columns of the table: as many as the other one had, or those of the roles alone, in the same order.
+    num_roles
+        2 for features and targets, 3 for weights, too.
 
     Raises
     ------
     DataError
         Only the columns of those roles are there, and they came in another order than in the other table.
     """
+    places, whole = places[:num_roles], sorted(j for part in places for j in part)
     used = sorted(j for part in places for j in part)
     if len(names) == len(used):
         if used[-1:] != [len(used) - 1]:
             for part in places:
                 check_in_order(part, f"a table of {len(names)} columns")
         return [[names[used.index(j)] for j in part] for part in places]
-    return [[names[j] for j in part] for part in places] if used and used[-1] < len(names) else []
+    # earlier releases did not record what was left aside: then there was nothing but in between
+    is_known = whole == list(range(len(whole)))
+    fits = len(names) == len(whole) if is_known else used and used[-1] < len(names)
+    return [[names[j] for j in part] for part in places] if fits else []
 
 
 def check_in_order(places: Sequence[int], label: str) -> None:

@@ -21,7 +21,8 @@ The factor of mixed precision is tried with alpha s / n and the shifts that the 
 
 You need this before anything is known of a matrix but its rows. It is an estimate, given as a range.
 
-Cost: r^2 flops a row of pool and sample, s^2 / 2 entries, and for each iteration 4 s^2 flops a rank and target.
+Cost: r^2 flops a row of pool, 3 r^2 a row of the sample, s^2 / 2 entries, and for each iteration 4 s (s + 2 r) flops
+a rank and target, r the largest rank.
 """
 
 from __future__ import annotations
@@ -181,20 +182,21 @@ class Trial:
         improves as they go on: with the same seconds for each, and so fewer iterations, large ranks look worse than
         they are.
         """
-        matrix, rhs = np.ascontiguousarray(self._system[part, part]), np.tile(self._rhs[part], 2)
-        alphas = np.repeat([alpha, scaled], rhs.shape[1] // 2)
-        each = [_low_rank(np.ascontiguousarray(factor[:rank, part]), alphas) for rank in ranks]
+        matrix, rhs = np.ascontiguousarray(self._system[part, part]), np.tile(self._rhs[part], 2 * len(ranks))
+        each = rhs.shape[1] // 2
+        solves = [_whiten(np.ascontiguousarray(factor[:, part]), value) for value in (alpha, scaled)]
+        # the first r rows of L^-1 F^T are those of the preconditioner of rank r
+        belongs = np.arange(len(factor))[:, None] < np.repeat(ranks, each // len(ranks))
 
         def precondition(r: FloatArray) -> FloatArray:
-            pieces = np.split(r, len(each), axis=1)
-            done = [apply(piece) if piece.any() else piece for apply, piece in zip(each, pieces, strict=True)]
+            done = [own - w.T @ (belongs * (w @ own)) for w, own in zip(solves, np.split(r, 2, axis=1), strict=True)]
             return np.hstack(done)
 
-        every, many = np.tile(alphas, len(each)), np.tile(rhs, len(each))
-        improves = np.repeat(np.array(ranks) > 0, len(alphas))
-        counts = _iterate(matrix, every, many, precondition, tol, self.seconds / 2, improves)
-        slowest = counts.reshape(len(each), 2, -1).max(axis=2).tolist()
-        return {rank: (own, small) for rank, (own, small) in zip(ranks, slowest, strict=True)}
+        improves = np.tile(np.repeat(np.array(ranks) > 0, each // len(ranks)), 2)
+        alphas = np.repeat([alpha, scaled], each)
+        counts = _iterate(matrix, alphas, rhs, precondition, tol, self.seconds / 2, improves)
+        own, small = counts.reshape(2, len(ranks), -1).max(axis=2).tolist()
+        return dict(zip(ranks, zip(own, small, strict=True), strict=True))
 
     def _columns(self, rank: int) -> FloatArray:
         """F^T (r, s) at the rows of the sample, F F^T close to S K S; fewer columns where nothing is left.
@@ -276,11 +278,11 @@ class Trial:
         return float(_iterate(matrix, alphas, rhs, apply, tol, self.seconds / 3).max())
 
 
-def _low_rank(columns: FloatArray, alpha: FloatArray) -> Callable[[FloatArray], FloatArray]:
-    """R -> alpha (F F^T + alpha I)^-1 R from F^T (r, s); R itself without a column."""
+def _whiten(columns: FloatArray, alpha: float) -> FloatArray:
+    """W = L^-1 F^T, L L^T = F^T F + alpha I, from F^T (r, s): alpha (F F^T + alpha I)^-1 = I - W^T W."""
     inner = ShiftedGram(columns @ columns.T)
-    shifts = np.maximum(alpha, inner.floor)
-    return lambda r: r - columns.T @ inner.solve(columns @ r, shifts) if len(columns) else r.copy()
+    white: FloatArray = solve_triangular(inner.factor(max(alpha, inner.floor)), columns, lower=True, check_finite=False)
+    return white
 
 
 def _iterate(

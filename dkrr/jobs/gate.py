@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset
 from dkrr.engine.tasks import Progress
-from dkrr.errors import DkrrError, InterruptedRunError, JobFileError, LockedError, StoreError
+from dkrr.errors import DataError, DkrrError, InterruptedRunError, JobFileError, LockedError, StoreError
 from dkrr.jobs.driver import Monitor
-from dkrr.jobs.history import LAST, Finding, History, compare_means, digests, hash_of
+from dkrr.jobs.history import LAST, Finding, History, compare_means, digests, hash_of, open_rows
 from dkrr.jobs.predict import executor_of_size
 from dkrr.jobs.prepare import prepare
 from dkrr.jobs.registry import NamedModel
@@ -102,6 +102,7 @@ def improve(
     is_same = last.get("given") == given
     model, since = (last["model"], last["fits_since_search"]) if is_same else (given, 0)
     mask = history.held_out(dataset)
+    fitted = last.get("fitted")
     held_out, mask_path, mask_digest = int(np.count_nonzero(mask)), None, ""
     if spec.holdout.path is None and held_out < spec.gate.min_rows:
         check = enough_rows(spec.gate, held_out)
@@ -114,18 +115,19 @@ def improve(
                 f"{seen} are in {spec.retrain.data}: they were added to it, and fits train on them",
                 hint="judge by rows that no fit has seen",
             )
-        since += 1
+        rows = {"rows": digests(dataset), "held_out": [mask_digest, spec.held_out_bytes()]}
+        before, fitted = fitted, hash_of(rows)
+        since += fitted != before  # where only the gate is another one, nothing is fitted
         summary.searched = is_same and spec.retrain.search_every is not None and since >= spec.retrain.search_every
         if summary.searched:
             monitor.phase("search")
             search = _job(spec, given, mask_path, "search", spec.tune)
             model = step(directory, "search", {"tick": tick}, lambda: _search(search, monitor))["model"]
-        inputs = {
-            "rows": digests(dataset),
-            "held_out": [mask_digest, spec.held_out_bytes()],
+        inputs = rows | {
             "standardize": spec.data.standardize,
             "model": model,
             "solver": spec.to_dict()["solver"],
+            **spec.kept(),
         }
         key = hash_of("fit", inputs)
         job = _job(spec, model, mask_path, key[:16], None)
@@ -152,7 +154,8 @@ def improve(
                     raise
         summary.outcome = "promoted"
     summary.reasons.extend(check["sentence"] for check in summary.checks if not check["passed"])
-    return {"given": given, "model": model, "fits_since_search": 0 if summary.searched else since, "tick": tick}
+    since = 0 if summary.searched else since
+    return {"given": given, "model": model, "fits_since_search": since, "fitted": fitted, "tick": tick}
 
 
 def _save_mask(directory: RunDirectory, held_out: NDArray[np.bool_], kept: NDArray[np.bool_]) -> tuple[str, str]:
@@ -175,7 +178,7 @@ def _job(spec: RetrainSpec, model: dict[str, Any], mask_path: str | None, run: s
     evaluate = document.get("evaluate", {}) | held_out | metric
     # of [data] standardize is about the rows of a data set, the rest about files: so are held-out rows of their own
     data = {name: value for name, value in document["data"].items() if name == "standardize" or spec.holdout.path}
-    runs = RunDirectory(spec.directory).path(f"runs/{run}")
+    runs = RunDirectory(spec.directory).path(f"runs/{run}-{{id}}")  # what an interrupted one was asked for may change
     document |= {
         "evaluate": {name: value for name, value in evaluate.items() if value is not None},
         "data": {**data, "path": spec.retrain.data},
@@ -211,14 +214,20 @@ def _fit(
     InterruptedRunError
         The rows were changed before the fit had opened them: which of them are held out is not known.
     """
-    directory = RunDirectory(job.output.directory)
+    directory = RunDirectory(job.directory)
     result = directory.read("result.json")
+    others = InterruptedRunError(f"{dataset.path} was changed before the fit had opened it", hint="start again")
     if result is None:
-        drive_job(job, directory, progress=progress, source=job.to_toml().encode())
+        try:
+            drive_job(job, directory, progress=progress, source=job.to_toml().encode())
+        except DataError as exc:  # the mask is one of fewer rows, say
+            if (now := open_rows(spec)) is None or digests(now) != digests(dataset):
+                raise others from exc
+            raise
         result = directory.read("result.json") or {}
     if result["data"]["digests"] != digests(dataset)[1:4]:
         directory.remove_all()
-        raise InterruptedRunError(f"{dataset.path} was changed before the fit had opened it", hint="start again")
+        raise others
     note_user(spec.store, spec.retrain.registry)
     same = ("solver", "precision", "converged", "relative_residual", "backward_error", "message")
     found = {

@@ -71,7 +71,7 @@ logger = logging.getLogger("dkrr.retrain")
 INITIAL = "initial"
 BATCHES, LAST = "batches.json", "last.json"
 PREFIX = 12  # characters of the hash of a batch that are in the label of its generation
-_LABEL = re.compile(rf"(.+) ([0-9a-f]{{{PREFIX}}})")
+_LABEL = re.compile(rf"(.+) ([0-9a-f]{{{PREFIX}}})", re.DOTALL)
 # rows come again if more than this share of them is known, beyond what comes again by chance
 MOST_AGAIN = 0.1
 # different rows that have to be held out on average before rows alike are held out together
@@ -214,15 +214,16 @@ class History:
         DataError
             What says which rows are held out does not say it of all.
         """
-        parts = []
+        parts, before = list[Mask](), list[list[int]]()
         for generation in dataset.generations:
             if generation.number not in self.labels:
-                self._decide(dataset, generation)
+                self._decide(dataset, generation, before)
             found = self._decision(generation.number)
             whole, kept = unpack(found["held_out"], found["num_rows"]), generation.kept
             skipped = generation.first_row - found["first_row"]  # a window may have cut rows off at the beginning
-            # of the first generation the digest is that of its rows alone
-            others = generation.number == 1 and skipped == 0 and found["digest"] != generation.digest
+            # a digest is that of all rows up to the last of the generation: of the first one of its rows alone
+            known = found.get("before", [] if generation.number == 1 else None) == before and skipped == 0
+            others = known and found["digest"] != generation.digest
             if others or found["label"] != generation.label or skipped < 0 or skipped + len(kept) != len(whole):
                 raise StoreError(
                     f"generation {generation.number} of {dataset.path} ({generation.label or 'no label'}) has "
@@ -233,9 +234,10 @@ class History:
                     "there; to begin a new one, give the model another name, or remove its folder retrain",
                 )
             parts.append(whole[skipped:][kept])
+            before.append([generation.number, generation.first_row, generation.n])
         return np.concatenate(parts)
 
-    def _decide(self, dataset: Dataset, generation: Generation) -> None:
+    def _decide(self, dataset: Dataset, generation: Generation, before: list[list[int]]) -> None:
         holdout, first, kept = self.spec.holdout, generation.first_row, generation.kept
         mask = np.zeros(m := len(kept), dtype=bool)
         if holdout.fraction is not None:
@@ -249,20 +251,20 @@ class History:
                 ) from exc
         elif holdout.mask is not None:
             mask = self._marked(dataset, generation)
-        hashes, before = _row_hashes(dataset, generation.start, generation.n), self.known_rows()
+        hashes, earlier = _row_hashes(dataset, generation.start, generation.n), self.known_rows()
         mask = np.array(mask)
         if holdout.fraction is not None:
             # rows alike are held out together, where they are not so few that chance rules
             values, first_of, of = np.unique(hashes, return_index=True, return_inverse=True)
             if len(values) * holdout.fraction >= MIN_ALIKE:
                 mask[kept] = mask[kept][first_of][of]
-        known = np.concatenate([np.zeros(0, np.uint64), *(item.hashes for item in before)])
-        seen = np.concatenate([np.zeros(0, np.uint64), *(item.hashes[~item.held_out] for item in before)])
+        known = np.concatenate([np.zeros(0, np.uint64), *(item.hashes for item in earlier)])
+        seen = np.concatenate([np.zeros(0, np.uint64), *(item.hashes[~item.held_out] for item in earlier)])
         # no fit sees a row that was held out; one that a fit may have seen judges none, unless it is there by chance
         stays = np.isin(hashes, known) & ~np.isin(hashes, seen)
         mask[kept] |= stays
         # rows of a generation that was dropped and delivered again are alike, and not by chance
-        if _come_again(hashes, before, most=0.0, present=_numbers(dataset)):
+        if _come_again(hashes, earlier, most=0.0, present=_numbers(dataset)):
             mask[kept] &= stays | ~np.isin(hashes, seen)
         np.save(buffer := io.BytesIO(), hashes)
         octets = buffer.getvalue()
@@ -273,6 +275,7 @@ class History:
             "first_row": first,
             "num_rows": m,
             "digest": generation.digest,
+            "before": before,
             "held_out": pack(mask),
             "kept": pack(kept),
             "hashes": f"{crc32c(octets):08x}",
@@ -496,16 +499,18 @@ class History:
             name, _, key = label.rpartition(" ")
             if key in there:
                 found.append((name, key, there[key]))
-            elif label == INITIAL and self.spec.initial is not None and self._first_rows_have(document["digest"]):
+            elif label == INITIAL and self.spec.initial is not None and self._are_first_rows(number):
                 found.append((INITIAL, INITIAL, self.spec.initial))
             else:
                 what = f"made of {self.spec.initial}" if label == INITIAL else label or "no label"
                 missing.append(f"generation {number} ({what}, {document['num_rows']:,} rows)")
         return found, missing
 
-    def _first_rows_have(self, digest: str) -> bool:
+    def _are_first_rows(self, number: int) -> bool:
+        """Whether the rows of a generation, targets included, are those of the first file still."""
         with contextlib.suppress(DataError, StoreError):
-            return self.read(str(self.spec.initial), INITIAL, None).digest == digest
+            hashes = next(item.hashes for item in self.known_rows() if item.number == number)
+            return np.array_equal(_row_hashes(self.read(str(self.spec.initial), INITIAL, None)), hashes)
         return False
 
     # --- drafts -------------------------------------------------------------------------------------------------------

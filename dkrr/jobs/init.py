@@ -71,12 +71,16 @@ def init_job(
     positions = [column_number(table, name, "target") for name in named] or list(table.target or ())
     features = [i for i in range(len(table.names)) if i not in {*positions, table.weight}]
     rows, is_text = _read_sample(table, features, positions, reading.get("decimal", "."))
-    given = is_url(path) or path.startswith(BUILT_IN) or os.path.isabs(path)
+    if not (is_url(path) or path.startswith(BUILT_IN) or os.path.isabs(path)):
+        near = os.path.relpath(path, base)
+        # ".." behind a link to a folder means another file as text
+        is_same = os.path.realpath(os.path.join(base or "", near)) == os.path.realpath(path)
+        path = near if is_same else os.path.realpath(path)
     target_line = f"target = {toml.inline(named)}   # names or column numbers; -1 is the last column"
     if not named:
         target_line = f"# target = {toml.inline([table.names[i] for i in positions])}   # declared by the data itself"
     return _TEMPLATE.format(
-        path=toml.inline(path if given else os.path.relpath(path, base)),
+        path=toml.inline(path),
         target=target_line,
         reading="".join(f"{key} = {toml.inline(value)}\n" for key, value in reading.items()),
         num_features=len(features),

@@ -42,10 +42,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dkrr.dataset import open_dataset
+from dkrr.dataset.rows import RowArray
 from dkrr.dataset.writer import remove_dataset
 from dkrr.errors import DkrrError, LockedError, StoreError
 from dkrr.jobs.facts import result_facts
+from dkrr.jobs.history import LAST, History
 from dkrr.jobs.registry import ALIASES, GRACE_SECONDS, VERSIONS, NamedModel, check_version
+from dkrr.jobs.retrain_spec import RetrainSpec
 from dkrr.jobs.run_directory import RunDirectory, look_once, run_kind
 from dkrr.kernels import kernel_from_dict
 from dkrr.linalg.catalogue import recorded_models
@@ -243,19 +246,50 @@ def _describe_run(path: str) -> dict[str, Any]:
 
 def _verify_run(path: str) -> Iterator[str]:
     """The model, what the run keeps in the store, its documents; and nothing left by an interrupted write."""
-    kept: Iterable[str] = ()  # of result.json, which is the last
+    if run_kind(path) == "retrain":
+        yield from _verify_retraining(path)
+        return
+    job, result = dict[str, Any](), dict[str, Any]()
     for name in ("job.json", "plan.json", "result.json"):
         try:
             document = RunDirectory(path).read(name)
         except DkrrError as exc:
             yield exc.message
             continue
-        kept = (document or {}).get("kept", ())
         if document is None:
             yield f"{name} is missing"
+        job, result = document if name == "job.json" and document else job, document or {}
     yield from verify(join(path, "model.zarr"))
-    for location in kept:
-        yield from (f"{location}: {problem}" for problem in verify(location))
+    others = [point["model_path"] for point in result.get("path", ())]
+    for location in [*result.get("kept", ()), *(other for other in others if other != result["model_path"])]:
+        try:
+            yield from (f"{location}: {problem}" for problem in verify(location))
+        except StoreError as exc:  # there is nothing any more
+            yield exc.message
+    if result.get("leave_one_out") and (job.get("evaluate") or {}).get("leave_one_out"):
+        yield from _verify_left_out(join(path, "leave_one_out.zarr"), result["leave_one_out"])
+    yield from _partial(path)
+
+
+def _verify_left_out(path: str, figures: dict[str, Any]) -> Iterator[str]:
+    try:
+        for rows in (RowArray.open(path, name) for name in ("residuals", "inverse_diagonal")):
+            for start, stop in rows.blocks():
+                rows.read(start, stop)
+        if (read_json(path, "zarr.json") or {}).get("attributes") != figures:
+            yield f"the figures of {path} are not those of result.json"
+    except DkrrError as exc:
+        yield exc.message
+
+
+def _verify_retraining(path: str) -> Iterator[str]:
+    """What was decided about every row, and about every batch."""
+    try:
+        job = RunDirectory(path).read("job.json")
+        History(RetrainSpec.from_dict(job or {})).known_rows()
+        RunDirectory(path).read(LAST)
+    except DkrrError as exc:
+        yield exc.message
     yield from _partial(path)
 
 
@@ -553,7 +587,11 @@ def _unfinished_plans(location: str, entries: list[Entry]) -> Iterable[dict[str,
         # every attempt writes job.json at its begin, and result.json at its end
         begun, ended = (changed.get(key.removesuffix("plan.json") + name, 0.0) for name in ("job.json", "result.json"))
         if max(changed[key], begun) > ended:
-            yield json.loads(read_key(location, key) or b"{}")
+            plan = None
+            with contextlib.suppress(ValueError):  # somebody else's is none
+                plan = json.loads(read_key(location, key) or b"null")
+            if isinstance(plan, dict) and plan.keys() >= {"num_rows", "tile_size"}:
+                yield plan
 
 
 def _may_resume(array: str, unfinished: list[dict[str, Any]]) -> bool:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -216,5 +217,5 @@ class _Progress:
     def remove(self) -> None:
         """Remove what was saved, and what fits of other rows left in this run."""
         for name in children(self.directory.location):
-            if name.startswith("loss-") and name.endswith(".npy"):
+            if re.fullmatch(r"loss-[0-9a-f]{16}\.npy", name):
                 self.directory.remove(name)

@@ -202,6 +202,7 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
         "disk_free_bytes": free,
         "choice": job.solver.settings().to_dict(),  # how far an iteration goes may change
         "digests": digests,
+        "num_test_rows": 0 if prepared.test is None else prepared.test.num_rows,
     }
     earlier = recorded if recorded is not None and recorded["num_features"] == train.num_features else None
     if earlier is not None and earlier["digests"] == digests:
@@ -229,7 +230,6 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
         facts["client_bytes"] = max(peak_rss_bytes(), CLIENT_BYTES + chosen.client_bytes)
         plan = Plan(
             num_rows=train.num_rows,
-            num_test_rows=0 if prepared.test is None else prepared.test.num_rows,
             num_features=train.num_features,
             num_targets=train.num_targets,
             kernel={"kernel": "precomputed"} if resolved is None else resolved.to_dict(),

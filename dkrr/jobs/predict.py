@@ -630,7 +630,7 @@ def _by_place(model: Model, table: Table) -> dict[str, Any]:
     """Columns of a table without names in common: where they stood when the model was fitted, else targets last."""
     if table.is_named and not model.names:
         refuse_shuffled_numbers(table.names, (), table.label)
-    if columns := placed(model.places[:2], table.names):
+    if columns := placed(model.places, table.names, 2):
         return dict(zip(("features", "target"), columns, strict=True))
     return {"target": list(range(-1 if model.classes is not None else -model.observed.num_targets, 0))}
 

@@ -169,7 +169,7 @@ def _as_they_stood(fitted: Dataset, table: Table, data: DataSpec) -> dict[str, A
     """Columns without names in common: those that stand where they stood in the fit, unless numbers say otherwise."""
     if table.is_named and not fitted.names:
         refuse_shuffled_numbers(table.names, (), table.label)
-    own, columns = [*fitted.names, *fitted.named_targets], placed(fitted.places[:2], table.names)
+    own, columns = [*fitted.names, *fitted.named_targets], placed(fitted.places, table.names, 2)
     told = {role: getattr(data, role) for role in ("features", "target", "weight")}
     given = {role: [value] if isinstance(value, str | int) else value or [] for role, value in told.items()}
     # a name is one of the fit's, a number may be one of this file's

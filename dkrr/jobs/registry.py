@@ -95,11 +95,15 @@ def check_name(name: str) -> str:
     ParameterError
         It holds other characters, or is too long.
     """
-    if not _NAME.fullmatch(name) or name.endswith((".partial", ".lock")):
+    if not _is_name(name):
         raise ParameterError(
             f"{name!r} is not the name of a model", hint="use a-z, 0-9, '.', '_' and '-', at most 64 of them"
         )
     return name
+
+
+def _is_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None and not name.endswith((".partial", ".lock"))
 
 
 def parse_reference(text: str) -> Reference | None:
@@ -264,7 +268,7 @@ class ModelRegistry:
 
     def names(self) -> list[str]:
         """Names of the models that have aliases or versions, sorted."""
-        places = {name: join(self.root, name) for name in children(self.root)}
+        places = {name: join(self.root, name) for name in children(self.root) if _is_name(name)}
         return [
             name
             for name, place in places.items()

@@ -162,8 +162,11 @@ def _is_due(spec: RetrainSpec) -> bool:
 def tick_key(spec: RetrainSpec, dataset: Dataset) -> str:
     """Hash of the rows and of everything that says what shall become of them."""
     job = spec.to_dict()
-    rules = [None if part is None else part.model_dump() for part in (spec.holdout, spec.gate, spec.drift, spec.window)]
+    # a file of held-out rows counts by what is in it
+    holdout = spec.holdout.model_dump(exclude={"path", *(["mask"] if spec.holdout.mask_is_file else [])})
+    rules = [holdout, *(None if part is None else part.model_dump() for part in (spec.gate, spec.drift, spec.window))]
     fitted = [job["model"], job["solver"], spec.data.standardize]
+    fitted += [kept] if (kept := spec.kept()) else []
     return hash_of("tick", digests(dataset), spec.held_out_bytes(), fitted, rules)
 
 

@@ -32,9 +32,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from dkrr.dataset.table import is_visible
 from dkrr.errors import InterruptedRunError, JobFileError, StoreError
 from dkrr.jobs.registry import check_name
-from dkrr.jobs.spec import HeldOutRows, JobSpec, check_metric
+from dkrr.jobs.spec import HeldOutRows, JobSpec, OutputSpec, check_metric
 from dkrr.jobs.toml import BUILT_IN, FILE_SUFFIXES, Location, Source, Table, misplaced
 from dkrr.store.files import (
     file_state,
@@ -257,6 +258,13 @@ class RetrainSpec(JobSpec):
             document = {**document, "output": own}
         return super().checked(document, source, base=base, name=name)
 
+    def kept(self) -> dict[str, Any]:
+        """What a fit shall leave besides its model, where that is asked for."""
+        evaluate = self.evaluate
+        errors = {} if evaluate is None else {name: getattr(evaluate, name) for name in ("leave_one_out", "intervals")}
+        tiles = {"keep": self.output.keep} if self.output.keep != OutputSpec().keep else {}
+        return {name: value for name, value in errors.items() if value} | tiles
+
     def deliveries(self) -> list[Delivery]:
         """The files that may hold batches, by name; not the data set, nor what says which rows are held out."""
         mask = self.holdout.mask if self.holdout.mask_is_file else None
@@ -268,7 +276,7 @@ class RetrainSpec(JobSpec):
         path = self.holdout.path
         if path is None or path.startswith(BUILT_IN):
             return path
-        return [path, [[found.name, found.content_hash()] for found in deliveries(path)]]
+        return [[found.name, found.content_hash()] for found in deliveries(path)]
 
     def job_tables(self) -> dict[str, Any]:
         """The tables of the job as plain nested dicts."""
@@ -296,7 +304,7 @@ class Delivery:
         """
         digest = hashlib.sha256()
         if is_url(self.location):
-            digest.update(repr(self.state).encode())
+            digest.update(repr([[key.partition("/")[2], *facts] for key, *facts in self.state]).encode())
             return digest.hexdigest()
         with contextlib.suppress(FileNotFoundError):
             for name, *_ in self.state:
@@ -351,16 +359,24 @@ def _names(folder: str) -> list[str]:
 
 
 def _state(location: str) -> Any:
-    """Name, size and times of last change of a file, or of every file in a folder."""
+    """Name, size and times of last change of a file, or of every file in a folder that counts."""
     if not os.path.isdir(location):
         return [["", *file_state(location)]]
     paths = sorted(os.path.join(folder, name) for folder, _, names in os.walk(location) for name in names)
-    return [[os.path.relpath(path, location), *file_state(path)] for path in paths]
+    named = [(os.path.relpath(path, location), path) for path in paths]
+    return [[name, *file_state(path)] for name, path in named if _counts(location, name)]
+
+
+def _counts(delivery: str, name: str) -> bool:
+    """Whether a file of a folder is part of a delivery: hidden ones, which no reader sees, are that of arrays alone."""
+    return delivery.endswith(".zarr") or is_visible(name)
 
 
 def _objects(folder: str) -> dict[str, list[Any]]:
     """The same below an address: objects right there, and everything below a prefix."""
     found: dict[str, list[Any]] = {}
     for item in list_entries(folder):
-        found.setdefault(item.key.partition("/")[0], []).append([item.key, item.num_bytes, item.version])
+        delivery, _, name = item.key.partition("/")
+        if _counts(delivery, name):
+            found.setdefault(delivery, []).append([item.key, item.num_bytes, item.version])
     return found

@@ -215,7 +215,7 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
         directory.write_bytes("job.toml", source)
     planned = plain(plan.to_dict())
     # what "auto" became is fixed by the first attempt, unless rows came or went since
-    if recorded is None or recorded["digests"] != planned["digests"]:
+    if recorded is None or any(recorded[name] != planned[name] for name in ("digests", "num_test_rows")):
         directory.write("plan.json", planned)
     monitor.note(reused=plain(plan.reused))
     figures: dict[str, Any] = {}

@@ -138,8 +138,11 @@ class RunDirectory:
         return place(self.location, name)
 
     def exists(self) -> bool:
-        """Whether something of a run is there."""
-        return self.has("status.json") or self.has("job.json")
+        """Whether something of a run is there, damaged or not; documents of somebody else of these names are none."""
+        try:
+            return run_kind(self.location) not in (None, "other")
+        except StoreError:  # whoever reads it says what is damaged
+            return True
 
     def read(self, name: str) -> dict[str, Any] | None:
         """A JSON document of the run, e.g. "plan.json"; None when there is none.

@@ -21,7 +21,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PrivateAttr,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from dkrr.dataset.writer import check_outside
 from dkrr.engine import configuration
@@ -672,6 +681,8 @@ class JobSpec(Table):
     storage: StorageSpec = StorageSpec()
     tune: TuneSpec | None = None
     output: OutputSpec = OutputSpec()
+    # keys of [cluster] that Dask's configuration gave
+    _of_this_place: frozenset[str] = PrivateAttr(default=frozenset())
 
     @model_validator(mode="before")
     @classmethod
@@ -787,13 +798,17 @@ class JobSpec(Table):
     @classmethod
     def checked(cls, document: dict[str, Any], source: toml.Source, *, base: Path, name: str) -> Self:
         """Check a job that comes from ``source``, whose run is called ``name`` where it has no other name."""
-        document = _with_cluster_of_this_place(document, base)
+        here = _cluster_of_this_place(document, base)
+        if here:
+            document = {**document, "cluster": here | document.get("cluster", {})}
         if isinstance(document.get("output", {}), dict):
             document = {**document, "output": {"directory": f"runs/{name}", **document.get("output", {})}}
         storage = None
         with contextlib.suppress(TypeError, AttributeError, DkrrError):  # what is wrong with it is said by the check
             storage = StorageSettings(**document.get("storage", {}))
-        return source.check(cls, document, base, storage=storage)
+        job = source.check(cls, document, base, storage=storage)
+        job._of_this_place = frozenset(here)
+        return job
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Plain nested dicts that :meth:`from_dict` reads back exactly."""
@@ -811,8 +826,10 @@ class JobSpec(Table):
         location
             What else becomes of a path or address.
         options
-            Of ``model_dump`` of pydantic.
+            Of ``model_dump`` of pydantic. With ``exclude_unset`` what Dask's configuration says is left out, too.
         """
+        if options.get("exclude_unset"):
+            options["exclude"] = {**dict.fromkeys(options.get("exclude", ()), True), "cluster": {*self._of_this_place}}
         settings = self.storage.settings()
         context = {"location": lambda text: location(without_settings(text, settings))}
         return self.model_dump(mode="json", exclude_none=True, context=context, **options)
@@ -856,13 +873,12 @@ def _claimed(document: dict[str, Any], *, limits: bool = False) -> dict[str, Any
     return {**claimed, "model": {"fit_intercept": False} | claimed.get("model", {}), "solver": solver}
 
 
-def _with_cluster_of_this_place(document: dict[str, Any], base: Path) -> dict[str, Any]:
-    """The job with what ``dkrr.cluster`` of Dask's configuration says, if it names no scheduler; its own keys win."""
+def _cluster_of_this_place(document: dict[str, Any], base: Path) -> dict[str, Any]:
+    """What ``dkrr.cluster`` of Dask's configuration says besides the job's own keys, if that names no scheduler."""
     own = document.get("cluster", {})
     if not isinstance(own, dict) or "scheduler" in own:
-        return document
+        return {}
     table = configuration.cluster_defaults(ClusterSpec.model_fields)
-    if not table:
-        return document
-    toml.Source("Dask's configuration of dkrr").check(ClusterSpec, table, base, ("cluster",))
-    return {**document, "cluster": {**table, **own}}
+    if table:
+        toml.Source("Dask's configuration of dkrr").check(ClusterSpec, table, base, ("cluster",))
+    return {name: value for name, value in table.items() if name not in own}

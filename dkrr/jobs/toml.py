@@ -133,7 +133,10 @@ def locate(value: str, info: ValidationInfo) -> str:
     known = info.context or {}
     if is_url(value):
         return with_settings(str(parse_address(value)), known.get("storage", StorageSettings()))
-    return os.path.normpath(os.path.join(known.get("base", ""), os.path.expanduser(value)))
+    path = os.path.join(known.get("base", ""), os.path.expanduser(value))
+    plain = os.path.normpath(path)
+    # ".." behind a link to a folder is the folder that has what the link names
+    return plain if os.path.realpath(plain) == os.path.realpath(path) else os.path.realpath(path)
 
 
 def _written(value: Any, info: SerializationInfo) -> Any:

@@ -45,7 +45,7 @@ from scipy.linalg import LinAlgError, blas, cho_factor, cho_solve, eigh, get_lap
 
 from dkrr.errors import DataError, NotPositiveDefiniteError, NumericalError
 from dkrr.kernels import Kernel
-from dkrr.linalg.leave_one_out import LeaveOneOut, bordered_diagonal, loo_from_diagonal, unscaled
+from dkrr.linalg.leave_one_out import LeaveOneOut, bordered_diagonal, check_shares, loo_from_diagonal, unscaled
 from dkrr.linalg.matmul import system_norms
 from dkrr.linalg.operators import (
     Floats,
@@ -123,7 +123,11 @@ class DenseFactor:
         # L in C order is the upper triangle L^T in Fortran order
         inverse, _ = trtri(self.lower.T, lower=0, overwrite_c=1)
         squares: FloatVector = np.einsum("cr,cr->c", inverse, inverse, dtype=np.float64)
-        return squares if ones is None or root is None else bordered_diagonal(squares[:, None], ones, root)[:, 0]
+        if ones is None or root is None:
+            return squares
+        diagonal = bordered_diagonal(squares[:, None], ones, root)
+        check_shares(diagonal / squares[:, None], np.arange(len(diagonal)))
+        return diagonal[:, 0]
 
 
 @dataclass(frozen=True)
@@ -485,10 +489,12 @@ class EigenRidge(DenseRidge):
 
     def solve_with_diagonals(self, alphas: Floats) -> tuple[Floats, Floats]:
         inverse = self.inverse(alphas)
-        diagonals = -np.square(self._border(inverse))
+        diagonals = np.empty((len(self.rhs), len(alphas)))
         for rows in row_blocks(len(self.rhs), EIGEN_STRIP_ROWS):
-            diagonals[rows] += np.square(self.vectors[rows]) @ inverse
-        return self.solve(alphas), diagonals
+            diagonals[rows] = np.square(self.vectors[rows]) @ inverse
+        border = np.square(self._border(inverse))
+        check_shares(1.0 - border / diagonals, np.arange(len(border)))
+        return self.solve(alphas), diagonals - border
 
     def _border(self, inverse: Floats) -> Floats:
         """v / sigma^1/2 (m, k), v = A^-1 s and sigma = s^T v; zeros without an intercept."""

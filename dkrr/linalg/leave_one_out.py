@@ -185,7 +185,7 @@ def loo_from_diagonal(
     root = np.ones(len(y)) if root is None else root
     seen = root > 0
     diagonal = inverse_diagonal if ones is None else bordered_diagonal(inverse_diagonal, ones, root)
-    _check_shares(diagonal[seen] / inverse_diagonal[seen], np.flatnonzero(seen))
+    check_shares(diagonal[seen] / inverse_diagonal[seen], np.flatnonzero(seen))
     residuals = np.full(y.shape, np.nan)
     residuals[seen] = u[seen] / (root[:, None] * diagonal)[seen]
     if predictions is not None:
@@ -217,7 +217,7 @@ def loo_from_leverages(
     root = np.ones(len(residuals)) if root is None else root
     seen = root > 0
     share = np.where(seen[:, None], 1 - leverages, 1.0)
-    _check_shares(share[seen], np.flatnonzero(seen))
+    check_shares(share[seen], np.flatnonzero(seen))
     alphas = np.broadcast_to(np.asarray(alpha, dtype=np.float64).ravel(), (residuals.shape[1],))
     with np.errstate(divide="ignore"):
         diagonal = share / alphas
@@ -263,7 +263,14 @@ def unscaled(dual_coef: FloatMatrix, root: FloatVector | None) -> FloatMatrix:
     return np.divide(dual_coef, scale, out=np.zeros_like(dual_coef), where=scale > 0)
 
 
-def _check_shares(share: FloatMatrix, rows: NDArray[np.int64]) -> None:
+def check_shares(share: FloatMatrix, rows: NDArray[np.int64]) -> None:
+    """Refuse rows (k,) whose share (k, c), D_i of what it is without an intercept, or 1 - h_i, is rounding alone.
+
+    Raises
+    ------
+    DataError
+        Names the row.
+    """
     if not len(share):
         raise DataError("every row has weight zero", hint="leave-one-out needs rows that were fitted")
     least = np.min(share, axis=1)

@@ -91,8 +91,8 @@ def largest(a: FloatMatrix) -> FloatVector:
 
 
 def ratio(a: FloatVector, b: FloatVector) -> FloatVector:
-    """a / b, 0 where b is 0."""
-    return np.divide(a, b, out=np.zeros_like(a), where=b > 0)
+    """a / b, 0 where b is 0; no number where it is none."""
+    return np.divide(a, b, out=np.zeros_like(a), where=~(b <= 0))
 
 
 def add_scaled(y: FloatMatrix, c: FloatVector, x: FloatMatrix, columns: Indices | None = None) -> None:

@@ -524,12 +524,13 @@ class ShiftedGram:
         y = np.empty_like(b)
         for shift in distinct:
             columns = np.flatnonzero(shifts == shift)
-            lower = self._factor(shift)
+            lower = self.factor(shift)
             forward = trsm_left(lower, np.ascontiguousarray(b[:, columns]), transposed=False)
             y[:, columns] = trsm_left(lower, forward, transposed=True)
         return y
 
-    def _factor(self, shift: float) -> Floats:
+    def factor(self, shift: float) -> Floats:
+        """L in the lower triangle of (r, r), L L^T = F^T F + shift I. The same errors; r^3 / 3 flops the first time."""
         if shift not in self._factors:
             lower = self.gram.copy()
             lower[np.diag_indices(len(lower))] += shift

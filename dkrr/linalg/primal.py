@@ -170,6 +170,11 @@ class Equations:
     def fit_intercept(self) -> bool:
         return self.source.centring is not None
 
+    @property
+    def _means(self) -> FloatVector:
+        """Of the features (D,); without an intercept what they are taken about."""
+        return self.offset + (0.0 if self.source.shift is None else self.source.shift)
+
     def factor(self, alpha: float) -> FloatMatrix:
         """L with L L^T = G + alpha I; the last one is kept.
 
@@ -231,16 +236,18 @@ class Equations:
     def norms(self, coef: FloatMatrix, residual: FloatMatrix, alphas: FloatVector) -> tuple[FloatVector, FloatVector]:
         """Relative residual and backward error of each target."""
         diagonal, right = np.maximum(self.gram.diagonal(), 0.0), np.linalg.norm(self.cross, axis=0)
-        # a |g| that may be nothing but the rounding of y and of its sums
+        # a |g| or residual that may be nothing but the rounding of features about their means, of y and of sums
         y_size = np.hypot(self.y_norm, np.sqrt(self.weight) * offset_of(self.source.centring))
-        is_zero = right <= 10 * EPS * np.sqrt(diagonal.sum()) * y_size
+        size = np.sqrt(diagonal.sum() + self.weight * np.square(self._means).sum() * self.fit_intercept)
+        rounding, largest = 10 * EPS * size * y_size, np.abs(residual).max(axis=0)
+        is_zero = right <= rounding
         relative = ratio(np.linalg.norm(residual, axis=0), np.where(is_zero, 0.0, right))
         # max_j |F_j| |y| bounds |g| by Cauchy and Schwarz
         gram_norm = max(
             float(np.abs(self.gram[rows]).sum(axis=1).max()) for rows in row_blocks(len(diagonal), BLOCK_ROWS)
         )
         bound = (gram_norm + alphas) * np.abs(coef).max(axis=0) + np.sqrt(diagonal.max()) * self.y_norm
-        return relative, ratio(np.abs(residual).max(axis=0), bound)
+        return relative, ratio(np.where(is_zero & (largest <= rounding), 0.0, largest), bound)
 
     def leverages(
         self, coef: FloatMatrix, intercept: FloatVector, basis: FloatMatrix
@@ -249,8 +256,7 @@ class Equations:
 
         That is what every row of weight 1 has besides |(F_i - m) B|^2.
         """
-        shift = self.offset + (0.0 if self.source.shift is None else self.source.shift)
-        source = self.source.about(shift if self.fit_intercept else None, self.source.centring)
+        source = self.source.about(self._means if self.fit_intercept else None, self.source.centring)
         constant = 1.0 / self.weight if self.fit_intercept else 0.0
         return source, intercept + self.offset @ coef, np.ascontiguousarray(basis), constant
 

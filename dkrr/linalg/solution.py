@@ -204,10 +204,10 @@ class Solution:
         ResidualError
             The backward error of a target exceeds 30 n eps.
         """
-        bar, worst = backward_error_bar(n, facts["precision"]), max(backward)
-        if not worst <= bar:
+        bar, target = backward_error_bar(n, facts["precision"]), int(np.argmax(backward))  # the first that is no number
+        if not backward[target] <= bar:
             raise ResidualError(
-                f"backward error {worst:.2g} of target {backward.index(worst)} exceeds {bar:.2g} (30 n eps, "
+                f"backward error {backward[target]:.2g} of target {target} exceeds {bar:.2g} (30 n eps, "
                 f"{facts['precision']}): {message}",
                 hint=hint,
                 backward_error=backward,

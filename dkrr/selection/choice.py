@@ -351,6 +351,7 @@ ROUNDING = 1e-14
 
 STRIP_ROWS = 128
 
+# of targets of variance 1, and weights of mean 1
 ALPHA_BOUNDS = (1e-6, 1e3)
 
 
@@ -378,6 +379,8 @@ class Explained:
         s, the square roots of the weights.
     deviation : (t,)
         c, the standard deviations of the targets; 1 of one that is constant.
+    mean_weight
+        1 without weights. Weights times a number want alpha times that number.
     """
 
     x: Floats
@@ -386,16 +389,25 @@ class Explained:
     intercept: bool = False
     root: Floats = field(init=False)
     deviation: Floats = field(init=False)
+    mean_weight: float = field(init=False)
 
     def __post_init__(self) -> None:
         mean = np.average(self.y, axis=0, weights=self.weight)
         variance = np.atleast_1d(np.average((self.y - mean) ** 2, axis=0, weights=self.weight))
         found = {
+            # the likelihood does not see what a constant explains, but the digits that it takes
+            "y": self.y - mean if self.intercept else self.y,
             "root": np.ones(len(self.x)) if self.weight is None else np.sqrt(self.weight),
             "x": np.ascontiguousarray(self.x - self.x.mean(axis=0)),  # saves digits of distances
-            "deviation": np.sqrt(np.where(variance > 1e-24 * (1.0 + mean**2), variance, 1.0)),
+            "deviation": np.sqrt(np.where(variance > 1e-24 * mean**2, variance, 1.0)),
+            "mean_weight": 1.0 if self.weight is None else float(self.weight.mean()),
         }
         vars(self).update(found)
+
+    @property
+    def alpha_bounds(self) -> tuple[float, float]:
+        """The smallest and the largest alpha that is tried."""
+        return ALPHA_BOUNDS[0] * self.mean_weight, ALPHA_BOUNDS[1] * self.mean_weight
 
     def evaluate(self, family: str, widths: Floats, alpha: float) -> tuple[float, Floats, float]:
         """How well a kernel with widths (1,) or (d,) and an alpha explains the rows.
@@ -462,7 +474,7 @@ class Explained:
             if number > 2 and found:
                 good = max(value for value in found if is_as_good(found[value], found[alpha]))
                 beside = [np.sqrt(good * min((value for value in found if value > good), default=16 * good))]
-            beside = [float(f"{value:.4g}") for value in np.clip(beside, *ALPHA_BOUNDS)]
+            beside = [float(f"{value:.4g}") for value in np.clip(beside, *self.alpha_bounds)]
             at = next((value for value in beside if not any(np.isclose(value, tried, rtol=0.02))), None)
             if at is None:
                 break

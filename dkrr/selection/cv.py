@@ -458,8 +458,11 @@ class PathFit(Training):
             search.add(slice(number, number + 1), (search.y - loo.residuals)[:, :, None])
             logger.info("alpha %.3g: score %s", grid[number], search.scores[..., number])
             kept[number] = model
-            for other in set(kept) - set(search.index.tolist()):
-                for location in kept.pop(other).provenance.get("factors", []):
+            others = [kept.pop(other) for other in set(kept) - set(search.index.tolist())]
+            # two numbers of the grid may be one alpha, which has one factor
+            needed = {location for each in kept.values() for location in each.provenance.get("factors", [])}
+            for other in others:
+                for location in set(other.provenance.get("factors", [])) - needed:
                     if workspace.discard(location):
                         logger.info("removed %s: its alpha is not the best", location)
         chosen = self.estimator.take(search)

@@ -51,6 +51,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -71,7 +72,6 @@ from dkrr.linalg.loss import log_probabilities
 from dkrr.linalg.operators import Rows, read_rows
 from dkrr.linalg.workspace import BASELINE_BYTES
 from dkrr.selection.choice import (
-    ALPHA_BOUNDS,
     AS_GOOD,
     Candidate,
     Explained,
@@ -136,14 +136,14 @@ def explained(rows: Dataset, num_rows: int, *, intercept: bool) -> Explained:
 def standard_deviations(rows: Explained) -> Floats:
     """Of the features (d,); 1 for one that is constant."""
     deviations = rows.x.std(axis=0)
-    return np.where(deviations > 1e-12, deviations, 1.0)
+    return np.where(deviations > 1e-12 * np.abs(rows.x).max(axis=0), deviations, 1.0)
 
 
 def start_width(x: Floats) -> float:
-    """The median distance of rows (of at most 1,000 of them): half of all pairs are closer than one width."""
-    rows = x[:MEDIAN_ROWS]
-    median = float(np.median(pdist(rows))) if len(rows) > 1 else 0.0
-    return median if median > 0 else float(np.sqrt(x.shape[1]))
+    """The median distance of rows that differ, of at most 1,000: half of such pairs are closer than one width."""
+    distances = pdist(x[:MEDIAN_ROWS])
+    median = float(np.median(distances[distances > 0])) if distances.any() else float(np.sqrt(x.var(axis=0).sum()))
+    return median or float(np.sqrt(x.shape[1]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +257,7 @@ def minimise(rows: Explained, trial: Trial) -> dict[str, Any]:
     """The best widths and alpha among the evaluations that a search may make, from where it begins."""
     scale, widths = standard_deviations(rows), np.array(trial.widths)
     scales = scale if len(widths) > 1 else np.array([float(np.sqrt(np.mean(scale**2)))])
-    bounds = np.log([*(np.array(WIDTH_BOUNDS) * s for s in scales), ALPHA_BOUNDS])
+    bounds = np.log([*(np.array(WIDTH_BOUNDS) * s for s in scales), rows.alpha_bounds])
     found: list[dict[str, Any]] = []
 
     def loss(parameters: Floats) -> tuple[float, Floats]:
@@ -442,6 +442,7 @@ class Tuner:
         # all finalists have to be judged by folds, where there are any: the runner-up too
         slices = self._slice(self._leaders(candidates, 0 if self.settings.fold_loss is None else 1))
         best, checked = self._check(self._finalists(candidates, slices))
+        self._note_ends(best.alpha)
         return TuneResult(
             best=best,
             candidates=checked,
@@ -450,6 +451,21 @@ class Tuner:
             notes=self.notes,
             seconds=round(self.spent_seconds, 3),
         )
+
+    def _note_ends(self, alpha: float) -> None:
+        low, high = self.alpha_bounds
+        if low < high and not 1.01 * low < alpha < high / 1.01:
+            name, values = "alpha", (alpha, low, high)
+            if self.settings.fold_loss is not None:
+                name, values = "C", (0.5 / alpha, 0.5 / high, 0.5 / low)
+            self.notes.append("{} {:.3g} is at an end of what is tried, {:.3g} to {:.3g}".format(name, *values))
+
+    @cached_property
+    def alpha_bounds(self) -> tuple[float, float]:
+        """The smallest and the largest alpha that is tried."""
+        if self.settings.fold_loss is not None:
+            return self.settings.fold_loss.alphas[0], self.settings.fold_loss.alphas[-1]
+        return explained(self.subset, self.subset.num_rows, intercept=False).alpha_bounds
 
     @property
     def seconds_left(self) -> float:
@@ -507,7 +523,7 @@ class Tuner:
         starts = [
             (family, np.array([start]), alpha)
             for family in self.settings.kernels
-            for start, alpha in ((width, 0.1), (width / 3, 0.01))
+            for start, alpha in ((width, 0.1 * rows.mean_weight), (width / 3, 0.01 * rows.mean_weight))
         ]
         shared = self._search("shared width", starts, num_rows, SHARED_EVALUATIONS, least=len(starts))
         if self.kinds == ("shared",):
@@ -517,7 +533,7 @@ class Tuner:
             for found in sorted(shared, key=lambda candidate: candidate.loo_rmse)
             for start in (
                 (found.family, np.full(len(scale), found.widths[0]), found.alpha),
-                (found.family, relative * scale, 0.1),
+                (found.family, relative * scale, 0.1 * rows.mean_weight),
             )
         ]
         per_feature = self._search("width per feature", starts, num_rows, FEATURE_EVALUATIONS, least=1)
@@ -566,8 +582,9 @@ class Tuner:
         trials, loss = [], self.settings.fold_loss
         factors = FACTORS if loss is None else FOLD_FACTORS
         for candidate in candidates:
-            low, high = candidate.alpha / ALPHA_SPAN, candidate.alpha * ALPHA_SPAN
-            alphas = np.geomspace(max(low, ALPHA_BOUNDS[0]), min(high, ALPHA_BOUNDS[1]), NUM_ALPHAS)
+            low, high = self.alpha_bounds
+            span = max(candidate.alpha / ALPHA_SPAN, low), min(candidate.alpha * ALPHA_SPAN, high)
+            alphas = np.geomspace(*span, NUM_ALPHAS)
             trials += [
                 Trial(
                     stage="slice",

@@ -359,6 +359,17 @@ def test_a_file_of_the_same_bytes_is_the_same_data(way: str, job: Path, monkeypa
     assert {file: file.stat().st_mtime_ns for file in factors} == factors
 
 
+def test_more_held_out_rows_are_counted(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_process(monkeypatch)
+    with (job / "job.toml").open("a") as file:
+        file.write('[evaluate]\npath = "test.csv"\n')
+    for count in (20, 30):
+        (job / "test.csv").write_text("a,b,y\n" + "0.5,0.5,0.5\n" * count)
+        found = json.loads(run("fit", job / "job.toml", "--json").stdout)
+        assert (found["plan"]["num_test_rows"], found["score"]["num_rows"]) == (count, count)
+        assert json.loads((job / "runs/job/plan.json").read_text())["num_test_rows"] == count
+
+
 def test_a_batch_that_was_rewritten_in_place_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_process(monkeypatch)
     project = Project(tmp_path / "p")

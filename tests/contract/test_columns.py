@@ -23,7 +23,7 @@ from dkrr.jobs.gate import judge
 from dkrr.jobs.prepare import prepare
 from dkrr.jobs.retrain_spec import GateSpec
 from dkrr.jobs.spec import JobSpec
-from tests.contract.helpers import run
+from tests.contract.helpers import run, unchanged
 from tests.jobs.retrain.project import Project, in_process, rows_of
 
 RNG = np.random.default_rng(3)
@@ -851,6 +851,24 @@ def test_rows_without_names_are_appended_and_evaluated_where_they_stood(
     np.testing.assert_array_equal(both.targets.read(120, 240), data.targets.read(0, 120))
 
 
+@pytest.mark.parametrize("fitted", PLACES)
+def test_rows_without_names_of_more_columns_are_not_taken_by_place(
+    fitted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_process(monkeypatch)
+    columns, target, options = PLACES[fitted]
+    rows = FRAME.assign(id=np.arange(120.0))[columns].to_numpy()
+    data = dkrr.ingest(rows, tmp_path / "train.zarr", target=target, features=options.get("features"))
+    np.savetxt(new := tmp_path / "new.csv", np.c_[np.ones(120), rows], delimiter=",")
+    dkrr.KernelRidge(kernel="linear", alpha=1e-8).fit(data).save(tmp_path / "model.zarr")
+    file = job(tmp_path, Path(data.path), f'path = "{new}"')
+    file.write_text(file.read_text().replace("header = true", "header = false"))
+    with unchanged(Path(data.path)):
+        run("ingest", new, data.path, "--append", "--no-header", exits=None)
+    run("evaluate", tmp_path / "model.zarr", new, "--no-header", exits=4)
+    run("fit", file, exits=4)
+
+
 def test_rows_that_say_nothing_of_the_order_of_columns_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -920,7 +938,7 @@ def test_a_copy_of_a_data_set_knows_its_columns_as_it_does(options: dict[str, An
     for folder, given in (("copy", {}), ("chosen", {"features": [2, 0]})):
         copy = dkrr.ingest(first, tmp_path / f"{folder}.zarr", **given)
         assert (copy.made_up, copy.named_targets) == (first.made_up, ())
-        assert copy.places == (((3, 1) if given else (1, 2, 3)), (0,), (4,))
+        assert copy.places == (((3, 1) if given else (1, 2, 3)), (0,), (4,), (2,) if given else ())
     dkrr.KernelRidge(alpha=1e-8).fit(tmp_path / "copy.zarr").save(tmp_path / "model.zarr")
     new = csv(rows.iloc[:, :4], tmp_path / "new.csv", header=["y", "x0", "x1", "x2"])
     said = json.loads(run("evaluate", tmp_path / "model.zarr", new, "--json").stdout)

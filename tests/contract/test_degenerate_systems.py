@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dkrr
-from dkrr.errors import ConvergenceError, DataError, NumericalError
+from dkrr.errors import ConvergenceError, DataError, DkrrError, NumericalError
 from tests.reference import dense_bordered, dense_krr
 
 RNG = np.random.default_rng(0)
@@ -63,6 +63,22 @@ def test_every_way_gives_the_answer(case: str, intercept: bool) -> None:
         assert est.dual_coef_ == pytest.approx(expected[0], abs=1e-7), way
         assert est.intercept_ == pytest.approx(expected[1], abs=1e-7), way
         assert est.predict(X) == pytest.approx(K @ expected[0] + expected[1], abs=1e-7), way
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "ignore:overflow:RuntimeWarning")
+@pytest.mark.parametrize("columns", [[0, 1], [1, 0], [1]])
+def test_coefficients_that_are_no_numbers_are_refused(columns: list[int]) -> None:
+    y = np.arange(1.0, 6.0)[:, None] * np.array([1.0, 1e139])[columns]
+    with pytest.raises(DkrrError):
+        dkrr.KernelRidge(0.0, kernel="precomputed").fit(1e-200 * np.eye(5), y)
+
+
+@pytest.mark.parametrize("shape", [(30, 30), (5, 9), (30, 3)])
+def test_constant_features_beside_an_intercept_are_none(shape: tuple[int, int]) -> None:
+    y = np.random.default_rng(0).standard_normal(len(X := np.full(shape, 0.1)))
+    for solver in ("primal", "cholesky"):
+        fitted = dkrr.KernelRidge(0.7, kernel="linear", solver=solver, fit_intercept=True).fit(X, y)
+        np.testing.assert_allclose(fitted.predict(X), y.mean(), rtol=1e-12)
 
 
 @pytest.mark.parametrize("options", [{}, {"preconditioner": "nystrom"}], ids=str)

@@ -128,6 +128,18 @@ def test_what_a_run_needs_behind_a_link_is_kept(linked: str, tmp_path: Path) -> 
     assert not arrays(store)
 
 
+@pytest.mark.parametrize("theirs", ["[1, 2]", "no JSON", '{"terraform_version": "1.9"}'])
+def test_a_plan_of_another_program_is_none(theirs: str, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    dkrr.KernelRidge(tile_size=64, store=store).fit(np.arange(40.0)[:, None], np.arange(40.0))
+    (tmp_path / "infra").mkdir()
+    (tmp_path / "infra/plan.json").write_text(theirs)
+    make_old(store)
+    assert arrays(store)
+    run("gc", store, "--yes")
+    assert not arrays(store)
+
+
 def test_a_folder_that_cannot_be_read_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run("fit", job(tmp_path, "runs/demo", "runs/store"))
     needed = arrays(tmp_path / "runs/store")

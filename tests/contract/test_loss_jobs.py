@@ -309,13 +309,14 @@ def test_an_interrupted_fit_goes_on(case: str, tmp_path: Path, monkeypatch: pyte
     (left,) = (tmp_path / "runs/job").glob("loss-*.npy")
     kept = np.load(left)
     assert kept.any()
+    (mine := tmp_path / "runs/job/loss-curve.npy").write_bytes(b"a figure of somebody")
     with monkeypatch.context() as patch:
         num_again = stopped_after(patch, 0)
         result, model, folder = run(path)
     # where it began, what was left, and one checkpoint
     assert num_again() <= max(num_saves() // 2, 3) < num_saves()
     assert result["reused"]["start"]["rows"] == N
-    assert not list(folder.glob("loss-*.npy"))
+    assert list(folder.glob("loss-*.npy")) == [mine]
     assert all(item["gap"] <= TOL for item in result["certificates"])
     expected = dkrr.load_model(whole["model_path"]).predict(X[N:])
     np.testing.assert_allclose(model.predict(X[N:]), expected, atol=1e-5 * np.abs(expected).max())

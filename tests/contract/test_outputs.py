@@ -600,6 +600,10 @@ def test_what_says_that_a_folder_is_a_run_says_it_to_every_command(place: Path) 
     (place / "web").mkdir()
     (place / "web" / "job.json").write_text('{"name": "web", "version": 3}')
     run("info", "web", exits=4, said="web is not a data set, model, Gram matrix, factor or run")
+    (place / "web" / "report.html").write_text("my figures")
+    with unchanged(place):
+        for command in ("report", "status", "cancel", "resume"):
+            run(command, "web", exits=4, said="no run 'web'")
 
 
 def test_a_submission_that_was_cut_off_is_made_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
@@ -140,6 +141,15 @@ def test_fewer_rows_in_the_job_make_a_smaller_search_as_on_the_command_line(tmp_
     document["tune"]["search_rows"] = [1000, 2000]  # what was written down is meant
     with pytest.raises(dkrr.JobFileError, match="search_rows"):
         JobSpec.from_dict(document, tmp_path)
+
+
+def test_what_the_configuration_of_this_place_says_is_in_no_job_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_job(noise=0.1)
+    with Path("job.toml").open("a") as file:
+        file.write("[cluster]\nworkers = 1\n")
+    with dask.config.set({"dkrr.cluster": {"scheduler": "local", "workers": 2, "memory_limit": "1GiB"}}):
+        assert run("tune", "job.toml", "-o", "best.toml", "--no-picture").exit_code == 0
+    assert tomllib.loads(Path("best.toml").read_text())["cluster"] == {"workers": 1}
 
 
 def test_the_columns_of_a_precomputed_matrix_are_not_whitened(tmp_path: Path) -> None:

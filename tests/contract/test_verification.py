@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +68,45 @@ def test_a_run_that_goes_on_removes_what_killed_writes_left(tmp_path: Path, monk
     assert "1 problem" in run("info", "runs/job", "--verify", exits=4).output
     mine.unlink()
     run("info", "runs/job", "--verify")
+
+
+@pytest.fixture(scope="module")
+def with_outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs: one with leave-one-out errors, one with the models of a path."""
+    folder = tmp_path_factory.mktemp("outputs")
+    job = '[data]\npath = "generate:friedman?n=200&d=5"\n[evaluate]\n{}\n[model]\nkernel = "rbf"\ngamma = 0.5\n{}\n'
+    (folder / "loo.toml").write_text(job.format("leave_one_out = true", "alpha = 0.1"))
+    (folder / "path.toml").write_text(job.format("fraction = 0.3", 'loss = "pinball"\nC = [0.1, 1.0]'))
+    with pytest.MonkeyPatch.context() as patch:
+        in_process(patch)
+        for name in ("loo", "path"):
+            run("fit", folder / f"{name}.toml")
+            run("info", folder / "runs" / name, "--verify")
+    return folder
+
+
+def changed_figures(path: Path) -> None:
+    text = re.sub(r'("mean_squared_error": *\[\s*)', r"\g<1>1", path.read_text())
+    assert text != path.read_text()
+    path.write_text(text)
+
+
+@pytest.mark.parametrize("change", [flip, Path.unlink, changed_figures], ids=["flip", "gone", "figures"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "loo/leave_one_out.zarr/residuals/c/0/0", "loo/leave_one_out.zarr/inverse_diagonal/c/0/0",
+        "loo/leave_one_out.zarr/zarr.json", "path/path-000.zarr/dual_coef/c/0/0", "path/path-000.zarr/zarr.json",
+    ],
+)  # fmt: skip
+def test_everything_that_a_run_leaves_is_verified(
+    file: str, change: Callable[[Path], None], with_outputs: Path, tmp_path: Path
+) -> None:
+    if change is changed_figures and file != "loo/leave_one_out.zarr/zarr.json":
+        return
+    shutil.copytree(with_outputs, tmp_path / "copy")
+    change(tmp_path / "copy/runs" / file)
+    assert "1 problem" in run("info", tmp_path / "copy/runs" / file.partition("/")[0], "--verify", exits=4).output
 
 
 @pytest.mark.parametrize("options", [{}, {"tile_size": 64}])

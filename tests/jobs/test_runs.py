@@ -43,10 +43,13 @@ def _quick_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dkrr.store.lease.HEARTBEAT_SECONDS", 0.05)
 
 
+JOB = dict[str, Any].fromkeys(("data", "model", "solver", "output"), {})
+
+
 def undriven(location: Path | str) -> RunDirectory:
     """A run with a job and a plan, which nobody drives."""
     directory = RunDirectory(location)
-    directory.write("job.json", {})
+    directory.write("job.json", JOB)
     directory.write("plan.json", {})
     return directory
 
@@ -219,7 +222,7 @@ def test_a_driver_that_was_replaced_ends_with_8(finds_out: str, run: RunDirector
 def test_a_new_run_that_came_to_nothing_leaves_nothing(why: str, tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "new/runs/a")
     if why == "was there":
-        run.write("job.json", {})
+        run.write("job.json", JOB)
     with pytest.raises(NumericalError), driving(run, kind={"detached": "here", "keep": "retrain"}.get(why, "fit")):
         raise NumericalError("before there was a plan")
     assert (tmp_path / "new").exists() == (why != "new")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import string
 import tomllib
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dkrr.errors import JobFileError
+from dkrr.jobs.init import init_job
 from dkrr.jobs.spec import JobSpec
 from dkrr.store.objects import StorageSettings, parse_address
 
@@ -271,6 +273,22 @@ documents = st.fixed_dictionaries(
         ),
     },
 )
+
+
+def test_two_dots_behind_a_link_mean_what_they_mean_to_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, count in (("proj", 3), ("disk", 2)):
+        (tmp_path / folder / "day1").mkdir(parents=True)
+        (tmp_path / folder / "train.csv").write_text("a,b,y\n" + "1,2,3\n" * count)
+    monkeypatch.chdir(tmp_path / "proj")
+    os.symlink("../disk/day1", "link")
+    text = '[data]\npath = "{}"\ntarget = "y"\n'
+    for file, path in (("job.toml", "link/../train.csv"), ("../disk/job.toml", "train.csv")):
+        Path(file).write_text(text.format(path))
+    Path("made.toml").write_text(init_job("link/../train.csv", "y"))
+    for name in ("job.toml", "link/../job.toml", "made.toml"):
+        assert JobSpec.load(name).data.path == str(tmp_path / "disk/train.csv")
 
 
 @settings(deadline=None)  # the machine may be busy

@@ -195,6 +195,23 @@ def test_a_factor_that_was_there_stays(tmp_path: Path) -> None:
     assert before <= set(tmp_path.glob("factors/*.zarr"))
 
 
+def test_an_alpha_that_stands_twice_in_the_grid_keeps_its_factor(tmp_path: Path) -> None:
+    once, twice = (
+        KernelRidgeCV(alphas, **KERNEL, tile_size=64, store=tmp_path / str(len(alphas))).fit(X, Y)
+        for alphas in ([0.1, 300.0], [0.1, 0.1, 300.0])
+    )
+    assert once.alpha_ == twice.alpha_ == 0.1
+    assert [len(list(tmp_path.glob(f"{k}/factors/*.zarr"))) for k in (2, 3)] == [1, 1]
+
+
+@pytest.mark.parametrize("num_alphas", [2, 10], ids=["cholesky", "eigen"])
+def test_a_row_that_decides_its_own_prediction_is_named(num_alphas: int) -> None:
+    weight = np.full(N, 1e-17)
+    weight[4] = 1.0
+    with pytest.raises(DataError, match="row 4 decides its own prediction"):
+        KernelRidgeCV(np.logspace(-2, 0, num_alphas), **KERNEL, fit_intercept=True).fit(X, Y, sample_weight=weight)
+
+
 def test_a_precomputed_matrix_and_a_data_set(tmp_path: Path) -> None:
     memory = KernelRidgeCV(GRID, **KERNEL).fit(X, Y)
     K = np.exp(-0.05 * ((X[:, None] - X[None]) ** 2).sum(axis=2))

@@ -118,6 +118,58 @@ def test_weights_several_targets_an_intercept_and_a_constant_feature(
     assert sorted(subset.weight.read(0, subset.num_rows)[:, 0]) == sorted(weight[weight > 0])
 
 
+@pytest.mark.parametrize("size", [1e-17, 1e9])
+def test_units_of_the_columns_are_those_of_the_widths(
+    size: float, result: TuneResult, arrays: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
+    x, y = arrays
+    found = tune(x * size, y * size, settings=SMALL, store=str(tmp_path), executor=InProcessExecutor())
+    assert found.best.loo_rmse < 2 * result.best.loo_rmse < 0.3
+    # of several targets each counts alike
+    both = Explained(x=x, y=np.column_stack([y, size * y]))
+    np.testing.assert_allclose(both.deviation / [1.0, size], y.std(), rtol=1e-9)
+
+
+@pytest.mark.parametrize("size", [1e-8, 1e8])
+def test_weights_times_a_number_want_alpha_times_it(
+    size: float, result: TuneResult, arrays: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
+    x, y = arrays
+    weight = np.full(N, size)
+    found = tune(x, y, weight, settings=SMALL, store=str(tmp_path), executor=InProcessExecutor())
+    assert found.best.loo_rmse < 2 * result.best.loo_rmse < 0.3
+
+
+def test_where_most_rows_coincide_the_unit_of_a_column_is_none_of_the_widths(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    x = np.where(random.random(N) < 0.8, 0.0, random.uniform(0, 6, N))[:, None]
+    y = np.sin(2 * x[:, 0]) + 0.1 * random.standard_normal(N)
+    for size in (1e-6, 1.0, 1e6):
+        found = tune(x * size, y, settings=SMALL, store=str(tmp_path / str(size)), executor=InProcessExecutor())
+        assert found.best.loo_rmse < 0.6
+
+
+def test_a_number_that_is_added_to_the_targets_is_no_matter_of_an_intercept(
+    arrays: tuple[np.ndarray, np.ndarray],
+) -> None:
+    x, y = arrays
+    weight = 1.0 + np.arange(N) % 3
+    near, far = (
+        Explained(x=x, y=(y + c)[:, None], weight=weight, intercept=True).evaluate("rbf", np.array([1.0]), 0.1)
+        for c in (0.0, 1e9)
+    )
+    assert far[0] == pytest.approx(near[0], rel=1e-5)
+    np.testing.assert_allclose(far[1], near[1], rtol=1e-4)
+
+
+def test_an_alpha_at_the_end_of_what_is_tried_is_noted(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((120, 2))
+    noise = np.random.default_rng(1).standard_normal(120)
+    settings = replace(SMALL, kernels=("rbf",), search_rows=(60,), rows=120)
+    found = tune(x, noise, settings=settings, store=str(tmp_path), executor=InProcessExecutor())
+    assert found.notes == ["alpha 1e+03 is at an end of what is tried, 1e-06 to 1e+03"]
+
+
 def test_a_budget_leaves_out_and_says_so(dataset: Dataset, tmp_path: Path) -> None:
     found = search(dataset, tmp_path, replace(SMALL, budget_seconds=1e-6))
     assert {record["stage"] for record in found.records} == {"shared width", "width per feature"}

@@ -90,6 +90,12 @@ def test_what_is_published_is_promoted_and_rolled_back(
     assert not [key for key in list_keys(model.location) if c in key]
 
 
+def test_a_folder_of_another_name_is_no_model(model: NamedModel, saved: list[str]) -> None:
+    model.add(saved[0])
+    (Path(model.root) / "Old Stuff/versions/x").mkdir(parents=True)
+    assert ModelRegistry(model.root).names() == [model.name]
+
+
 def test_a_damaged_version_is_neither_published_nor_promoted(
     model: NamedModel, saved: list[str], tmp_path: Path
 ) -> None:
