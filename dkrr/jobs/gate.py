@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import io
 import math
+import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -311,14 +312,14 @@ def _judge(
 
 
 def forget_runs(directory: RunDirectory, run: str) -> None:
-    """Remove all runs but that of the last fit: the models of earlier ones are versions by now.
+    """Remove all runs of retraining but that of the last fit: the models of earlier ones are versions by now.
 
     Their factors are garbage when no alias needs them.
     """
     folder = join(directory.location, "runs")
     with contextlib.suppress(OSError, DkrrError):  # what stays is small, and goes next time
         for name in children(folder) if run else []:
-            if name != name_of(run):
+            if name != name_of(run) and re.fullmatch(r"[0-9a-f]{16}(?:-[0-9a-f]{12})?", name):
                 RunDirectory(join(folder, name)).remove_all()
 
 

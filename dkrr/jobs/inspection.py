@@ -49,7 +49,7 @@ from dkrr.jobs.facts import result_facts
 from dkrr.jobs.history import LAST, History
 from dkrr.jobs.registry import ALIASES, GRACE_SECONDS, VERSIONS, NamedModel, check_version
 from dkrr.jobs.retrain_spec import RetrainSpec
-from dkrr.jobs.run_directory import RunDirectory, look_once, run_kind
+from dkrr.jobs.run_directory import LEFT_OUT, RunDirectory, look_once, run_kind
 from dkrr.kernels import kernel_from_dict
 from dkrr.linalg.catalogue import recorded_models
 from dkrr.linalg.direct import factor_of_scratch
@@ -273,7 +273,7 @@ def _verify_run(path: str) -> Iterator[str]:
 
 def _verify_left_out(path: str, figures: dict[str, Any]) -> Iterator[str]:
     try:
-        for rows in (RowArray.open(path, name) for name in ("residuals", "inverse_diagonal")):
+        for rows in (RowArray.open(path, name) for name in LEFT_OUT):
             for start, stop in rows.blocks():
                 rows.read(start, stop)
         if (read_json(path, "zarr.json") or {}).get("attributes") != figures:

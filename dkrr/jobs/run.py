@@ -57,7 +57,7 @@ from dkrr.jobs.facts import (
 from dkrr.jobs.loss_fit import fit_loss
 from dkrr.jobs.plan import Plan, decision_of, make_plan
 from dkrr.jobs.prepare import Prepared, prepare
-from dkrr.jobs.run_directory import RunDirectory, utc_now
+from dkrr.jobs.run_directory import LEFT_OUT, RunDirectory, utc_now
 from dkrr.jobs.spec import JobSpec
 from dkrr.kernels import Kernel
 from dkrr.linalg.catalogue import Ancestor, ancestors, record_rows
@@ -430,7 +430,10 @@ def _leave_out(
     assert job.evaluate is not None  # noqa: S101  (narrows the type)
     assert fitted.settings is not None  # noqa: S101  (narrows the type)
     model, location = load_model(model_path, verify=False), place(directory, "leave_one_out.zarr")
-    remove_array(location)  # an earlier attempt may have left the figures of another one
+    if job.evaluate.leave_one_out:  # an earlier attempt may have left the figures of another one
+        delete_key(location, "zarr.json")
+        for name in LEFT_OUT:
+            remove_array(join(location, name))
     work = replace(workspace, phases={})
     settings = factor_settings(fitted.settings, rows, work, model, job.solver.edge)
     given, digest = None, ""
@@ -453,8 +456,8 @@ def _leave_out(
         model.with_quantiles(found).write(model_path, overwrite=True)
     figures = found.summary()
     if job.evaluate.leave_one_out:
-        for name, values in (("residuals", found.residuals), ("inverse_diagonal", found.inverse_diagonal)):
-            write_rows(location, name, ArrayRows(values))
+        for name in LEFT_OUT:
+            write_rows(location, name, ArrayRows(getattr(found, name)))
         write_json(location, "zarr.json", {"zarr_format": 3, "node_type": "group", "attributes": figures})
     return figures
 

@@ -13,6 +13,7 @@
     samples.json  memory and rate over time, of each attempt (:mod:`dkrr.jobs.driver`)
     figures.json  figures for the report alone: data, machine, residuals, held-out rows (:mod:`dkrr.jobs.run`)
     report.html   the page of the run (:mod:`dkrr.jobs.page`), made at its end, in whatever way it ended
+    leave_one_out.zarr  the error of every row by a fit without it, where the job asked for it
     model.zarr    the model; path-NUMBER.zarr those of a list of C, of which it is one
     loss-KEY.npy  coefficients of a fit with another loss than the square, while it goes on (:mod:`dkrr.jobs.loss_fit`)
 
@@ -73,6 +74,8 @@ from dkrr.store.lease import described, is_gone, is_here, is_stopped, owner_of, 
 from dkrr.store.objects import parse_address
 
 RUNS_VARIABLE = "DKRR_RUNS"
+# of leave_one_out.zarr
+LEFT_OUT = ("residuals", "inverse_diagonal")
 MAX_EVENTS = 1000
 # by which a run is known: files of these names may be somebody else's
 _DOCUMENTS: dict[str, dict[str, set[str]]] = {
@@ -86,6 +89,11 @@ _BEGUN = rf"(?:driver|status|job|\d{{6}})\.json(?:\.[0-9a-f]{{32}}\.partial|\.lo
 _UNPLANNED = (
     r"(?:(?:driver|status|job|cancel|samples|drivers/\d{6})\.json|job\.toml|events/\d{6}\.jsonl)"
     rf"(?:\.[0-9a-f]{{32}}\.partial)?|{_PROBE}"
+)
+_ARRAYS = r"(?:model|path-\d{3,}|leave_one_out)\.zarr"
+_WRITTEN = (
+    r"(?:(?:placement|plan|result|figures)\.json|driver\.log|report\.html|loss-[0-9a-f]{16}\.npy)"
+    rf"(?:\.[0-9a-f]{{32}}\.partial)?|(?:[a-z]+\.json|{_ARRAYS})\.lock|{_UNPLANNED}"
 )
 
 
@@ -200,13 +208,19 @@ class RunDirectory:
         return key_size(self.location, name) is not None
 
     def remove_all(self) -> None:
-        """Remove the whole run."""
-        remove_array(self.location)
+        """Remove the whole run; what others put into its directory stays."""
+        for name in children(self.location):
+            if re.fullmatch(_ARRAYS, name):
+                remove_array(self.path(name))
+        self._remove(_WRITTEN)
 
     def remove_begun(self) -> None:
         """Remove a run that came to nothing before it had a plan; what others put into its directory stays."""
+        self._remove(_UNPLANNED)
+
+    def _remove(self, what: str) -> None:
         for key in sorted(list_keys(self.location), key=lambda key: key == DRIVER):  # whoever has it may remove things
-            if re.fullmatch(_UNPLANNED, key):
+            if re.fullmatch(what, key):
                 self.remove(key)
         for name in ("events", "drivers", "") if self.folder else ():
             with contextlib.suppress(OSError):

@@ -736,6 +736,37 @@ def test_a_data_set_has_one_writer_by_whatever_path(link: str, tmp_path: Path) -
     dataset.verify()
 
 
+def test_what_somebody_keeps_among_the_runs_of_retraining_outlives_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_process(monkeypatch)
+    project = Project(tmp_path / "p")
+    first = Path(project.nights(1).fit["run"])
+    for folder in (first, first.with_name("plots")):
+        folder.mkdir(exist_ok=True)
+        (folder / "notes.txt").write_text("mine")
+    project.nights(2)
+    assert contents(first) == contents(first.with_name("plots")) == {"notes.txt": b"mine"}
+
+
+@pytest.mark.parametrize("asked", ["leave_one_out = true", "intervals = 0.9"])
+def test_what_somebody_keeps_beside_leave_one_out_errors_stays(
+    asked: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_process(monkeypatch)
+    (place / "job.toml").write_text(
+        f'[data]\npath = "rows.csv"\ntarget = [-1]\n[evaluate]\n{asked}\n[model]\nkernel = "rbf"\ngamma = 1.0\n'
+    )
+    run("fit", "job.toml")
+    folder = place / "runs/job/leave_one_out.zarr"
+    assert folder.exists() == ("leave_one_out" in asked)
+    folder.mkdir(exist_ok=True)
+    (folder / "notes.txt").write_text("mine")
+    os.utime("rows.csv")
+    run("fit", "job.toml")
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
 def test_what_somebody_keeps_in_the_folder_of_a_version_outlives_it(place: Path) -> None:
     model = promoted()
     note = Path(model.resolve("production").location)
