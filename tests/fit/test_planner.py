@@ -174,6 +174,20 @@ def test_a_larger_preconditioner_is_never_expected_to_need_more_iterations() -> 
     assert sorted((found[rank].high for rank in ranks), reverse=True) == [found[rank].high for rank in ranks]
 
 
+def test_ranks_that_are_tried_together_are_those_that_are_tried_alone() -> None:
+    """Of one preconditioner, whose first columns are those of smaller ranks."""
+    random = np.random.default_rng(0)
+    x = random.standard_normal((900, 3))
+    trial = Trial(make_kernel("matern").resolve(3), x, random.standard_normal((300, 2)), 3000, seconds=60.0)
+    columns, part, ranks = trial._columns(80), slice(0, 300), (0, 20, 80)
+    together = trial._counts(part, 0.1, 0.01, ranks, columns, 1e-8)
+    assert 300 > together[0][1] > together[20][1] > together[80][1]
+    for rank in ranks:
+        assert trial._counts(part, 0.1, 0.01, (rank,), columns[:rank], 1e-8)[rank] == pytest.approx(
+            together[rank], rel=0.05
+        )
+
+
 @pytest.mark.parametrize("rank", [50, 100])
 def test_iterations_that_were_not_done_are_foreseen(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng, now = np.random.default_rng(0), itertools.count()
