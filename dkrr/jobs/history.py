@@ -44,6 +44,7 @@ import hashlib
 import io
 import json
 import logging
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -64,14 +65,15 @@ from dkrr.jobs.prepare import check_columns
 from dkrr.jobs.retrain_spec import Delivery, DriftSpec, RetrainSpec
 from dkrr.jobs.run_directory import RunDirectory, utc_now
 from dkrr.store.documents import plain
-from dkrr.store.files import children, join, json_bytes, parse_json, place
+from dkrr.store.files import children, delete_key, join, json_bytes, parse_json, place
 
 logger = logging.getLogger("dkrr.retrain")
 
-INITIAL = "initial"
+INITIAL, MARKED, HELD_OUT = "initial", "marked", "held-out"
 BATCHES, LAST = "batches.json", "last.json"
 PREFIX = 12  # characters of the hash of a batch that are in the label of its generation
 _LABEL = re.compile(rf"(.+) ([0-9a-f]{{{PREFIX}}})", re.DOTALL)
+_DRAFT = re.compile(rf"(?:[0-9a-f]{{{PREFIX}}}|{INITIAL}|{MARKED}|{HELD_OUT})\.zarr(\.lock)?")
 # rows come again if more than this share of them is known, beyond what comes again by chance
 MOST_AGAIN = 0.1
 # different rows that have to be held out on average before rows alike are held out together
@@ -297,7 +299,7 @@ class History:
             found.insert(0, Delivery(INITIAL, self.spec.initial, None))
         for delivery in sorted(found, key=lambda item: item.name not in (label, label.rpartition(" ")[0])):
             try:
-                staged = self.read(delivery.location, "marked", dataset)
+                staged = self.read(delivery.location, MARKED, dataset)
             except (DataError, ParameterError):
                 continue
             kept = staged.kept
@@ -336,7 +338,7 @@ class History:
         """
         if self.spec.holdout.path is None:
             return ""
-        mine = _row_hashes(self.read(self.spec.holdout.path, "held-out", like))
+        mine = _row_hashes(self.read(self.spec.holdout.path, HELD_OUT, like))
         again = _come_again(mine, known, to_train_on=True, most=0.0, present=_numbers(like) | {0})
         return f"{again:,} of the {len(mine):,} held-out rows of {self.spec.holdout.path}" if again else ""
 
@@ -529,6 +531,16 @@ class History:
     def forget(self, key: str) -> None:
         """Remove the draft of a batch."""
         remove_dataset(join(self.scratch, f"{key[:PREFIX]}.zarr"))
+
+    def forget_all(self) -> None:
+        """Remove all drafts; what others put beside them stays."""
+        for draft in filter(None, map(_DRAFT.fullmatch, children(self.scratch))):
+            if draft[1]:
+                delete_key(self.scratch, draft[0])
+            else:  # what a kill leaves of one is made anew, not refused
+                remove_dataset(join(self.scratch, draft[0]))
+        with contextlib.suppress(OSError):
+            os.rmdir(self.scratch)
 
 
 def _numbers(dataset: Dataset | None) -> set[int]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dkrr.dataset import Dataset, drop_generations, keep_last
-from dkrr.dataset.writer import check_outside, remove_dataset
+from dkrr.dataset.writer import check_outside
 from dkrr.errors import RefusedError, StoreError
 from dkrr.jobs.facts import Shown, reused_rows
 from dkrr.jobs.history import INITIAL, LAST, History, digests, hash_of, open_rows
@@ -25,7 +25,7 @@ from dkrr.jobs.retrain_spec import RetrainSpec
 from dkrr.jobs.run_directory import RunDirectory, may_hold
 from dkrr.markup import Facts
 from dkrr.store.documents import plain
-from dkrr.store.files import children, join, json_bytes, remove_array
+from dkrr.store.files import json_bytes
 
 if TYPE_CHECKING:
     from dkrr.engine.tasks import Progress
@@ -212,10 +212,7 @@ def _drive(
         for refused in history.refused.values():
             refused["told"] = True
         history.write()
-        for name in children(history.scratch):
-            if name.endswith(".zarr"):  # what a kill leaves of one is made anew, not refused
-                remove_dataset(join(history.scratch, name))
-        remove_array(history.scratch)
+        history.forget_all()
         forget_runs(directory, str(summary.fit.get("run", "")))
         if spec.mlflow is not None:
             mlflow_log.log_tick(spec.mlflow, summary, named)

@@ -742,11 +742,12 @@ def test_what_somebody_keeps_among_the_runs_of_retraining_outlives_them(
     in_process(monkeypatch)
     project = Project(tmp_path / "p")
     first = Path(project.nights(1).fit["run"])
-    for folder in (first, first.with_name("plots")):
-        folder.mkdir(exist_ok=True)
+    for folder in (first, first.with_name("plots"), (staged := first.parents[1] / "staged") / "my.zarr"):
+        folder.mkdir(exist_ok=True, parents=True)
         (folder / "notes.txt").write_text("mine")
     project.nights(2)
     assert contents(first) == contents(first.with_name("plots")) == {"notes.txt": b"mine"}
+    assert contents(staged) == {"my.zarr/notes.txt": b"mine"}
 
 
 @pytest.mark.parametrize("asked", ["leave_one_out = true", "intervals = 0.9"])
