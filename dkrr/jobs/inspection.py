@@ -47,7 +47,7 @@ from dkrr.dataset.writer import remove_dataset
 from dkrr.errors import DkrrError, LockedError, StoreError
 from dkrr.jobs.facts import result_facts
 from dkrr.jobs.history import LAST, History
-from dkrr.jobs.registry import ALIASES, GRACE_SECONDS, VERSIONS, NamedModel, check_version
+from dkrr.jobs.registry import ALIASES, GRACE_SECONDS, MODEL, RECORD, VERSIONS, NamedModel, check_version
 from dkrr.jobs.retrain_spec import RetrainSpec
 from dkrr.jobs.run_directory import LEFT_OUT, RunDirectory, look_once, run_kind
 from dkrr.kernels import kernel_from_dict
@@ -308,8 +308,12 @@ def _describe_registered(path: str) -> dict[str, Any]:
 
 
 def _verify_registered(path: str) -> Iterator[str]:
-    versions = {version.id: version for version in NamedModel(path).versions()}
-    for name, target in sorted(NamedModel(path).aliases().targets.items()):
+    versions, aliases = {version.id: version for version in NamedModel(path).versions()}, NamedModel(path).aliases()
+    for name in children(join(path, VERSIONS)):
+        is_left = name in aliases.removing or not children(join(path, VERSIONS, name, MODEL))
+        if name not in versions and not is_left:
+            yield f"{VERSIONS}/{name} has no {RECORD}: it is being added, that was killed, or the document is lost"
+    for name, target in sorted(aliases.targets.items()):
         if target not in versions:
             yield f"{name} is version {target}, which is missing or not complete"
     for version in versions.values():

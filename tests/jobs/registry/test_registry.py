@@ -13,6 +13,7 @@ import pytest
 
 from dkrr import load_model
 from dkrr.errors import DkrrError, LockedError, StoreError
+from dkrr.jobs.inspection import verify
 from dkrr.jobs.predict import predict_job
 from dkrr.jobs.registry import ModelRegistry, NamedModel, Reference
 from dkrr.store.files import list_keys, read_json, read_key, write_json
@@ -113,6 +114,15 @@ def test_a_damaged_version_is_neither_published_nor_promoted(
     with pytest.raises(StoreError, match="another model than was published"):
         model.promote(version.id)
     assert "production" not in model.aliases().targets
+
+
+def test_a_version_without_its_document_is_a_problem(model: NamedModel, saved: list[str]) -> None:
+    versions = [model.add(location) for location in saved]
+    assert verify(model.location) == []
+    (Path(versions[0].location) / "version.json").unlink()
+    assert [
+        problem for problem in verify(model.location) if f"versions/{versions[0].id} has no version.json" in problem
+    ]
 
 
 def test_of_many_changes_at_once_none_is_lost(model: NamedModel, saved: list[str]) -> None:
