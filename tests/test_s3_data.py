@@ -151,6 +151,16 @@ def test_predictions_that_were_interrupted_at_an_address_are_written_again(
         with pytest.raises(StoreError):
             export_predictions(predictions, output)
         export_predictions(predictions, output)
+    bucket.server.fail({"method": "PUT", "path": "p.zarr/c/0", "times": 1, "status": 403})
+    with pytest.raises(StoreError):
+        export_predictions(predictions, output)
+    for key, mine in (("notes.txt", b"mine"), ("zarr.json", b'{"shape": [50]}')):  # somebody else's since
+        write_key(output, key, mine)
+        with pytest.raises(StoreError, match="--overwrite"):
+            export_predictions(predictions, output)
+        assert read_key(output, key) == mine
+        delete_key(output, key)
+    export_predictions(predictions, output)
     write_key(output, "notes.txt", b"mine")
     with pytest.raises(StoreError, match="--overwrite"):
         export_predictions(predictions, output)

@@ -61,6 +61,7 @@ from dkrr.store.files import (
     is_below,
     is_url,
     join,
+    list_keys,
     name_of,
     overlaps,
     parent_of,
@@ -187,7 +188,7 @@ def check_output(output: str, inputs: Iterable[str] = (), *, overwrite: bool = F
         stamped = read_json(parent_of(stamp), name_of(stamp))
     is_ours = isinstance(stamped, dict) and {"dkrr", "sha256", "replaced"} <= stamped.keys()
     digest = content_digest(output)
-    is_known = is_ours and (stamped.get("unfinished") or digest in (stamped["sha256"], stamped["replaced"]))
+    is_known = is_ours and (digest in (stamped["sha256"], stamped["replaced"]) or _may_be_unfinished(output, stamped))
     if (stamped is None or is_ours) and (digest is None or is_known):
         return digest
     if not overwrite:
@@ -219,7 +220,8 @@ def export_predictions(
     beside = sibling(output, ".json")
     if is_url(output) and ending == ".zarr":
         # objects take the place of others one by one: until all are there the stamp holds for any of them
-        write_json(parent_of(beside), name_of(beside), stamped | {"sha256": None, "unfinished": True})
+        shape = [predictions.num_rows, len(predictions.names)]
+        write_json(parent_of(beside), name_of(beside), stamped | {"sha256": None, "unfinished": shape})
         remove_array(output)
         _zarr(predictions, output)
         write_json(parent_of(beside), name_of(beside), stamped | {"sha256": content_digest(output)})
@@ -249,6 +251,17 @@ def export_predictions(
             check_fence()
             os.replace(os.path.join(folder, "stamp.json"), beside)
             put_in_place(Path(path), Path(output), check)
+
+
+def _may_be_unfinished(output: str, stamped: dict[str, Any]) -> bool:
+    """Whether what is at an address may be some chunks of predictions whose stamp says that they are not whole yet.
+
+    Or all of them: then they have the shape that the stamp announces.
+    """
+    if "unfinished" not in stamped or not all(re.fullmatch(r"zarr\.json|c/\d+/\d+", key) for key in list_keys(output)):
+        return False
+    document = read_json(output, "zarr.json")
+    return document is None or document.get("shape") == stamped["unfinished"]
 
 
 def _zarr(predictions: Predictions, path: str) -> None:
