@@ -41,19 +41,19 @@ class S3Server:
 
     def fail(self, *faults: dict[str, Any]) -> None:
         """Fail requests as the faults say (see tests/s3_server.py); none ends it."""
-        self._ask("POST", "/-/faults", json.dumps(faults).encode())
+        self.ask("POST", "/-/faults", json.dumps(faults).encode())
 
     def log(self) -> list[dict[str, Any]]:
         """Every request so far: method, path, status, bytes."""
-        found: list[dict[str, Any]] = json.loads(self._ask("GET", "/-/log"))
+        found: list[dict[str, Any]] = json.loads(self.ask("GET", "/-/log"))
         return found
 
     def new_bucket(self) -> Bucket:
         name = f"bucket-{next(_numbers)}"
-        self._ask("PUT", f"/{name}", b"")
+        self.ask("PUT", f"/{name}", b"")
         return Bucket(self, name)
 
-    def _ask(self, method: str, path: str, body: bytes = b"") -> bytes:
+    def ask(self, method: str, path: str, body: bytes = b"") -> bytes:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         connection.request(method, path, body=body, headers={"Content-Length": str(len(body))})
         response = connection.getresponse()

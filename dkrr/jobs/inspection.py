@@ -57,6 +57,7 @@ from dkrr.linalg.gram import verify_tiles
 from dkrr.linalg.operators import RidgeOperator, Rows
 from dkrr.markup import listed
 from dkrr.models.model import BLOCK_ROWS, load_model
+from dkrr.selection.tuning import UNFINISHED
 from dkrr.store.files import (
     USERS,
     arrays_below,
@@ -601,6 +602,8 @@ def _unfinished_plans(location: str, entries: list[Entry]) -> Iterable[dict[str,
 def _may_resume(array: str, unfinished: list[dict[str, Any]]) -> bool:
     """Whether one of the unfinished runs would find the array when it is started again."""
     kind = name_of(parent_of(array))
+    if kind == "tune" and read_json(array, UNFINISHED) is not None:  # the search itself, started again
+        return True
     if kind not in ("grams", "factors"):
         return bool(unfinished) and kind != "scratch"  # whose name is drawn anew by every attempt
     try:

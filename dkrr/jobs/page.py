@@ -128,7 +128,8 @@ def _choices(found: Findings) -> list[tuple[str, str, str]]:
     job, plan, model = found.job, found.plan, found.job.get("model") or {}
     kernel = model.get("kernel", "linear")
     if not isinstance(kernel, dict):
-        kernel = {"kernel": kernel, "gamma": model.get("gamma"), **(model.get("kernel_params") or {})}
+        kernel = {"kernel": kernel, **(model.get("kernel_params") or {})}
+        kernel |= {name: model[name] for name in ("gamma", "degree", "coef0") if model.get(name) is not None}
     loss_keys = {name: model[name] for name in ("loss", "C", "quantile", "epsilon") if model.get(name) is not None}
     has_tiles, limit = not plan.get("loss"), plan.get("memory_limit_bytes")
     became = {
@@ -158,13 +159,14 @@ def data_section(found: Findings) -> Iterator[Block]:
     data = found.part("data")
     if not data:
         return
-    generations, features = data.get("generations") or [], data.get("features") or []
+    generations, features, first = data.get("generations") or [], data.get("features") or [], data.get("scaling_rows")
+    whose = "training rows" if first is None else f"first {number(first)} rows, as the fit before"
     rows = known(
         ("training rows", number(data["num_rows"])),
         ("held-out rows", number(data["num_test_rows"]) if data["num_test_rows"] else "none"),
         ("features", number(data["num_features"])),
         ("targets", number(data["num_targets"])),
-        ("whitened", "yes, by the statistics of the training rows" if data["standardized"] else "no"),
+        ("whitened", f"yes, by the statistics of the {whose}" if data["standardized"] else "no"),
         ("weights", cut(data.get("weight") or "none")),
         ("digest of the rows", cut(data["digest"], 80)),
         ("rows after each append", listed(generations) if len(generations) > 1 else ""),

@@ -60,7 +60,7 @@ from dkrr.store.files import (
     parent_of,
     read_json,
     read_key,
-    remove_array,
+    remove_parts,
     sync_folder,
     sync_path,
     write_key,
@@ -567,6 +567,8 @@ class NamedModel:
         ParameterError
             A negative number.
         """
+        from dkrr.models.model import ARRAYS  # half a second, which listing does without
+
         if keep < 0 or grace_seconds < 0:
             raise ParameterError(f"keep is {keep}, the grace {grace_seconds:g} s", hint="neither can be negative")
         versions = self.versions()
@@ -584,7 +586,7 @@ class NamedModel:
         for name in gone:
             location = join(self.location, VERSIONS, name)
             delete_key(location, RECORD)  # first, so that a deletion which is interrupted leaves no version
-            remove_array(join(location, MODEL))
+            remove_parts(join(location, MODEL), [MANIFEST], ARRAYS)
             if not is_url(location):
                 with contextlib.suppress(OSError):  # somebody keeps something there
                     os.rmdir(location)

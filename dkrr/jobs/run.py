@@ -66,12 +66,12 @@ from dkrr.linalg.products import ArrayRows
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.markup import DASH, Facts, known, listed
-from dkrr.models.model import Model, load_model
+from dkrr.models.model import Model, check_replaceable, load_model
 from dkrr.models.prediction import LOWER_IS_BETTER, Score, score_dataset
 from dkrr.models.tiled import Solved, factor_settings, leave_one_out_rows, solve_rows
 from dkrr.models.validation import check_target_sizes
 from dkrr.store.documents import plain
-from dkrr.store.files import delete_key, join, list_entries, note_user, place, remove_array, write_json
+from dkrr.store.files import delete_key, join, list_entries, note_user, place, remove_parts, write_json
 from dkrr.store.interruption import resumable
 
 FIGURES = "figures.json"
@@ -213,10 +213,8 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
     directory.write("job.json", job.to_dict())
     if source is not None:
         directory.write_bytes("job.toml", source)
-    planned = plain(plan.to_dict())
     # what "auto" became is fixed by the first attempt, unless rows came or went since
-    if recorded is None or any(recorded[name] != planned[name] for name in ("digests", "num_test_rows")):
-        directory.write("plan.json", planned)
+    directory.write("plan.json", plain(plan.to_dict()))
     monitor.note(reused=plain(plan.reused))
     figures: dict[str, Any] = {}
 
@@ -294,6 +292,7 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
         See :func:`dkrr.fit.fitting.fit_rows`.
     """
     train, path, left_out = prepared.train, place(directory, "model.zarr"), None
+    check_replaceable(path)  # before the work
     with _solved(job, prepared, plan, workspace, directory) as (fits, rows):
         models = [fit.model(train, scaling=prepared.scaling) for fit in fits]
         # the figures of the models whose place these take go first: they are not their own
@@ -407,7 +406,9 @@ def _score_path(
 
 def _clean(job: JobSpec, workspace: Workspace, result: FitResult) -> dict[str, int]:
     """Remove what ``keep`` does not name and this run has made for itself alone; sizes of what stays."""
-    keep, matrices = job.output.keep, [*result.factors, *([result.gram] if result.gram else [])]
+    # besides those of the solve, a factor that leave-one-out rests on
+    keep, grams = job.output.keep, [result.gram] if result.gram else []
+    matrices = dict.fromkeys([*result.factors, *grams, *workspace.matrices])
     for location in matrices:
         if keep == "model" or (keep == "factor" and location == result.gram):
             workspace.discard(location)
@@ -431,9 +432,7 @@ def _leave_out(
     assert fitted.settings is not None  # noqa: S101  (narrows the type)
     model, location = load_model(model_path, verify=False), place(directory, "leave_one_out.zarr")
     if job.evaluate.leave_one_out:  # an earlier attempt may have left the figures of another one
-        delete_key(location, "zarr.json")
-        for name in LEFT_OUT:
-            remove_array(join(location, name))
+        remove_parts(location, [], LEFT_OUT)
     work = replace(workspace, phases={})
     settings = factor_settings(fitted.settings, rows, work, model, job.solver.edge)
     given, digest = None, ""
@@ -533,8 +532,10 @@ def _work_facts(workspace: Workspace) -> dict[str, Any]:
 def _data_facts(prepared: Prepared) -> dict[str, Any]:
     """Rows, names, statistics, and a histogram of the first four targets, all in the units of the data."""
     train, test, scaling = prepared.train, prepared.test, prepared.scaling
-    mean = train.x_mean if scaling is None else scaling.x_mean
-    std = train.x_std if scaling is None else scaling.x_std
+    mean, std = train.x_mean, train.x_std
+    if scaling is not None:  # which may be that of earlier rows
+        mean, std = scaling.x_mean + scaling.x_std * mean, scaling.x_std * std
+    is_frozen = prepared.earlier is not None and prepared.earlier.scaling is not None
     names = [str(name) for name in train.feature_names[:MOST_NAMES]]
     return {
         "num_rows": train.num_rows,
@@ -542,6 +543,7 @@ def _data_facts(prepared: Prepared) -> dict[str, Any]:
         "num_features": train.num_features,
         "num_targets": train.num_targets,
         "standardized": scaling is not None,
+        "scaling_rows": prepared.earlier.num_rows if prepared.earlier and is_frozen else None,
         "weight": train.weight_name,
         "generations": [
             f"{item.n:,}" + (f" ({str(item.label)[:40]})" if item.label else "")

@@ -816,7 +816,8 @@ class JobSpec(Table):
         unset = {
             name for name, value in {"decimal": ".", "missing": "error"}.items() if getattr(self.data, name) == value
         }
-        return self.written(exclude={"model": {left_out}, "data": unset})  # alpha is what C makes
+        tune = set() if self.tune is None else TuneSpec.model_fields.keys() - self.tune.model_fields_set
+        return self.written(exclude={"model": {left_out}, "data": unset, "tune": tune})  # alpha is what C makes
 
     def written(self, location: Callable[[str], str] = str, **options: Any) -> dict[str, dict[str, Any]]:
         """Plain nested dicts as a file has them: addresses leave it to ``[storage]`` how they are reached.

@@ -140,13 +140,14 @@ class FunctionKernel(Kernel):
             except Exception as error:  # whatever a foreign function raises on blocks, it may still take pairs
                 cause = error
                 continue
-            if not np.allclose(alone.ravel(), values.ravel()[-1], equal_nan=True):
+            near = 1e-8 * np.abs(values[np.isfinite(values)]).max(initial=0.0)
+            if not np.allclose(alone.ravel(), values.ravel()[-1], atol=near, equal_nan=True):
                 raise ParameterError(
                     f"{self._label} makes {values[1, 2]:g} of two rows within blocks "
                     f"and {alone[0, 0]:g} of the same rows alone",
                     hint="an entry may depend on its two rows only",
                 )
-            if values.shape != backward.shape or not np.allclose(values, backward, equal_nan=True):
+            if values.shape != backward.shape or not np.allclose(values, backward, atol=near, equal_nan=True):
                 raise ParameterError(f"{self._label} is not symmetric", hint="k(a, b) = k(b, a) is expected")
             return kind
         raise ParameterError(

@@ -238,8 +238,9 @@ class Equations:
         diagonal, right = np.maximum(self.gram.diagonal(), 0.0), np.linalg.norm(self.cross, axis=0)
         # a |g| or residual that may be nothing but the rounding of features about their means, of y and of sums
         y_size = np.hypot(self.y_norm, np.sqrt(self.weight) * offset_of(self.source.centring))
-        size = np.sqrt(diagonal.sum() + self.weight * np.square(self._means).sum() * self.fit_intercept)
-        rounding, largest = 10 * EPS * size * y_size, np.abs(residual).max(axis=0)
+        spread, mean = diagonal.sum(), self.weight * np.square(self._means).sum() * self.fit_intercept
+        rounding = 10 * EPS * (np.sqrt(spread + mean) * self.y_norm + np.sqrt(spread) * y_size)
+        largest = np.abs(residual).max(axis=0)
         is_zero = right <= rounding
         relative = ratio(np.linalg.norm(residual, axis=0), np.where(is_zero, 0.0, right))
         # max_j |F_j| |y| bounds |g| by Cauchy and Schwarz

@@ -99,6 +99,17 @@ ROWS_PER_CHUNK = 4096
 ARRAYS = ("X_fit", "dual_coef", "sample_weight")
 
 
+def check_replaceable(path: Any) -> None:
+    """Refuse a place where :meth:`Model.write` with ``overwrite`` would refuse to write.
+
+    Raises
+    ------
+    StoreError
+        What is there is no model, or holds files of somebody else.
+    """
+    _refuse_what_is_there(path, overwrite=True)
+
+
 def _refuse_what_is_there(path: Any, *, overwrite: bool) -> None:
     """Refuse to write where something is, unless it is a model that may be replaced, without files of somebody else."""
     root = local_root(path)

@@ -379,6 +379,9 @@ class Explained:
         s, the square roots of the weights.
     deviation : (t,)
         c, the standard deviations of the targets; 1 of one that is constant.
+    spread : (d,)
+        Standard deviations of the features; of one that is constant the root mean square of the others', and 1 where
+        all are.
     mean_weight
         1 without weights. Weights times a number want alpha times that number.
     """
@@ -389,17 +392,21 @@ class Explained:
     intercept: bool = False
     root: Floats = field(init=False)
     deviation: Floats = field(init=False)
+    spread: Floats = field(init=False)
     mean_weight: float = field(init=False)
 
     def __post_init__(self) -> None:
         mean = np.average(self.y, axis=0, weights=self.weight)
         variance = np.atleast_1d(np.average((self.y - mean) ** 2, axis=0, weights=self.weight))
+        spread = self.x.std(axis=0)
+        varying = spread > 1e-12 * np.abs(self.x).max(axis=0)
         found = {
             # the likelihood does not see what a constant explains, but the digits that it takes
             "y": self.y - mean if self.intercept else self.y,
             "root": np.ones(len(self.x)) if self.weight is None else np.sqrt(self.weight),
             "x": np.ascontiguousarray(self.x - self.x.mean(axis=0)),  # saves digits of distances
             "deviation": np.sqrt(np.where(variance > 1e-24 * mean**2, variance, 1.0)),
+            "spread": np.where(varying, spread, np.sqrt(np.mean(spread[varying] ** 2)) if varying.any() else 1.0),
             "mean_weight": 1.0 if self.weight is None else float(self.weight.mean()),
         }
         vars(self).update(found)
@@ -475,7 +482,7 @@ class Explained:
                 good = max(value for value in found if is_as_good(found[value], found[alpha]))
                 beside = [np.sqrt(good * min((value for value in found if value > good), default=16 * good))]
             beside = [float(f"{value:.4g}") for value in np.clip(beside, *self.alpha_bounds)]
-            at = next((value for value in beside if not any(np.isclose(value, tried, rtol=0.02))), None)
+            at = next((value for value in beside if not any(np.isclose(value, tried, rtol=0.02, atol=0.0))), None)
             if at is None:
                 break
             tried.append(at)

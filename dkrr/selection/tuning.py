@@ -82,7 +82,7 @@ from dkrr.selection.choice import (
     choose_candidates,
     family_kernel,
 )
-from dkrr.store.files import full_disk, place, read_json, write_json
+from dkrr.store.files import delete_key, full_disk, place, read_json, write_json
 
 # widths, in standard deviations of their feature: a feature that is wider than the upper bound has no influence
 WIDTH_BOUNDS = (1e-2, 1e4)
@@ -92,7 +92,7 @@ MEDIAN_ROWS = 1_000
 # relative change of the loss, and largest component of its gradient, at which a search ends
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
 
-FORMAT = 3  # of the documents, and of what is computed
+FORMAT = 4  # of the documents, and of what is computed
 
 # of an evaluation, for each n^3: a factor and an inverse with the gradient, of few rows as much again for entries and
 # strips; a factor and the diagonal of its inverse; an eigendecomposition
@@ -131,12 +131,6 @@ def explained(rows: Dataset, num_rows: int, *, intercept: bool) -> Explained:
     """The first ``num_rows`` rows of a subset."""
     weight = None if rows.weight is None else rows.weight.read(0, num_rows)[:, 0]
     return Explained(x=rows.X.read(0, num_rows), y=rows.targets.read(0, num_rows), weight=weight, intercept=intercept)
-
-
-def standard_deviations(rows: Explained) -> Floats:
-    """Of the features (d,); 1 for one that is constant."""
-    deviations = rows.x.std(axis=0)
-    return np.where(deviations > 1e-12 * np.abs(rows.x).max(axis=0), deviations, 1.0)
 
 
 def start_width(x: Floats) -> float:
@@ -255,7 +249,7 @@ def run_trial(batch: TrialBatch, number: int) -> tuple[bool, dict[str, Any]]:
 
 def minimise(rows: Explained, trial: Trial) -> dict[str, Any]:
     """The best widths and alpha among the evaluations that a search may make, from where it begins."""
-    scale, widths = standard_deviations(rows), np.array(trial.widths)
+    scale, widths = rows.spread, np.array(trial.widths)
     scales = scale if len(widths) > 1 else np.array([float(np.sqrt(np.mean(scale**2)))])
     bounds = np.log([*(np.array(WIDTH_BOUNDS) * s for s in scales), rows.alpha_bounds])
     found: list[dict[str, Any]] = []
@@ -266,7 +260,7 @@ def minimise(rows: Explained, trial: Trial) -> dict[str, Any]:
         at = np.exp(parameters)
         value, gradient, error = rows.evaluate(trial.family, at[:-1], float(at[-1]))
         found.append({"widths": at[:-1].tolist(), "alpha": float(at[-1]), "loss": value, "loo_rmse": error})
-        return value, gradient
+        return value - float(np.log(rows.deviation).mean()), gradient  # in units of the targets, where a search ends
 
     try:
         minimize(
@@ -395,6 +389,8 @@ SHARED_EVALUATIONS, FEATURE_EVALUATIONS, CONTINUED_EVALUATIONS, CHECK_EVALUATION
 
 NUM_CONTINUED = 4
 
+UNFINISHED = "unfinished.json"
+
 FACTORS = tuple(2.0 ** (k / 2) for k in range(-2, 3))
 
 FOLD_FACTORS = (0.5, 1.0, 2.0)
@@ -518,7 +514,7 @@ class Tuner:
     def _first_search(self, num_rows: int) -> list[Candidate]:
         """Every family from two starts, first with a shared width, then with one for each feature."""
         rows = explained(self.subset, num_rows, intercept=False)
-        scale = standard_deviations(rows)
+        scale = rows.spread
         width, relative = start_width(rows.x), start_width(rows.x / scale)
         starts = [
             (family, np.array([start]), alpha)
@@ -793,10 +789,12 @@ def tune(
                 "rows that the search begins with: no width predicts it better than another",
                 hint="name another target, or let the search begin with more rows ([tune] search_rows)",
             )
-        return Tuner(
+        location = place(store, "tune", f"{digest}.zarr")
+        write_json(location, UNFINISHED, {})  # a search that is interrupted continues with its trials
+        result = Tuner(
             subset=subset,
             batch=TrialBatch(
-                folder=place(store, "tune", f"{digest}.zarr", "trials"),
+                folder=place(location, "trials"),
                 rows=Rows.of(subset),
                 digest=digest,
                 intercept=fit_intercept,
@@ -807,3 +805,5 @@ def tune(
             num_rows=dataset.num_rows,
             progress=progress,
         ).run()
+        delete_key(location, UNFINISHED)
+        return result

@@ -371,7 +371,7 @@ def link_key(source: str, key: str, target: str) -> bool | None:
     """Give the bytes of a key a second place, below another folder or address of the same store, without moving them.
 
     A file gets a second name (a hard link); where the file system has none, it is copied, and so is an object, by its
-    store. What is there already is left as it is.
+    store. A file that is there already is left as it is, an object is replaced.
 
     Returns
     -------
@@ -431,6 +431,17 @@ def remove_array(location: Any) -> None:
     keys = list_keys(location)
     delete_objects(location, "", [key for key in keys if key.endswith(".json")])
     delete_objects(location, "", [key for key in keys if not key.endswith(".json")])
+
+
+def remove_parts(location: Any, documents: Iterable[str], arrays: Iterable[str]) -> None:
+    """Remove a group by the names of what is in it, its metadata first; what somebody else put there stays."""
+    for name in ("zarr.json", *documents):
+        delete_key(location, name)
+    for name in arrays:
+        remove_array(join(location, name))
+    if not is_url(location):
+        with contextlib.suppress(OSError):
+            os.rmdir(location)
 
 
 def json_bytes(value: Any, *, indent: int | None = 1) -> bytes:

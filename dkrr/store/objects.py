@@ -399,14 +399,24 @@ def list_objects(client: Any, path: str) -> list[Entry]:
     """Every object below a prefix, by key; keys are relative to it."""
     start = len(path) + 1 if path else 0
     items = [item for page in client.list(path or None) for item in page if str(item["path"])[start:]]
+    items = [item for item in items if item["size"] or _is_object(client, str(item["path"]))]
     return sorted((_entry(str(item["path"])[start:], item) for item in items), key=lambda item: item.key)
+
+
+def _is_object(client: Any, path: str) -> bool:
+    """Whether something of no bytes is an object, and not the marker "path/" that some programs leave of a folder."""
+    try:
+        client.head(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 @_request("listed")
 def list_names(client: Any, path: str) -> list[str]:
     """Names right below a prefix: of objects, and of what holds further ones."""
     found = client.list_with_delimiter(path or None)
-    paths = [*found["common_prefixes"], *(str(item["path"]) for item in found["objects"])]
+    paths = [*found["common_prefixes"], *(str(item["path"]) for item in found["objects"] if item["path"] != path)]
     return sorted({str(item).rstrip("/").rpartition("/")[2] for item in paths})
 
 

@@ -128,6 +128,22 @@ def test_what_a_run_needs_behind_a_link_is_kept(linked: str, tmp_path: Path) -> 
     assert not arrays(store)
 
 
+def test_trials_of_an_interrupted_search_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = job(tmp_path, "runs/demo", "runs/store")
+    path.write_text(path.read_text() + '[tune]\nkernels = ["rbf"]\nsearch_rows = [60]\nrows = 100\n')
+    with monkeypatch.context() as patch:
+        patch.setattr("dkrr.selection.tuning.Tuner._slice", lambda *_: 1 / 0)
+        CliRunner().invoke(main, ["tune", str(tmp_path / "job.toml"), "-o", str(tmp_path / "best.toml")])
+    assert (trials := list(tmp_path.glob("runs/store/tune/*/trials/*.json")))
+    make_old(tmp_path)
+    run("gc", tmp_path / "runs/store", "--yes")
+    assert all(path.exists() for path in trials)
+    run("tune", tmp_path / "job.toml", "-o", tmp_path / "best.toml", "--no-picture")
+    make_old(tmp_path)
+    run("gc", tmp_path / "runs/store", "--yes")
+    assert not list(tmp_path.glob("runs/store/tune/*"))
+
+
 @pytest.mark.parametrize("theirs", ["[1, 2]", "no JSON", '{"terraform_version": "1.9"}'])
 def test_a_plan_of_another_program_is_none(theirs: str, tmp_path: Path) -> None:
     store = tmp_path / "store"

@@ -736,6 +736,20 @@ def test_a_data_set_has_one_writer_by_whatever_path(link: str, tmp_path: Path) -
     dataset.verify()
 
 
+def test_a_model_with_files_of_somebody_is_refused_before_the_work_and_keeps_its_figures(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_process(monkeypatch)
+    (place / "job.toml").write_text('[data]\npath = "rows.csv"\ntarget = [-1]\n[model]\nkernel = "rbf"\n')
+    run("fit", "job.toml")
+    (place / "runs/job/model.zarr/notes.txt").write_text("mine")
+    with open("rows.csv", "a") as file:
+        file.write("1,2,3\n")
+    with unchanged(place / "runs/job/model.zarr"):
+        run("fit", "job.toml", exits=4, said="holds something else")
+    assert (place / "runs/job/result.json").exists()
+
+
 def test_what_somebody_keeps_among_the_runs_of_retraining_outlives_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -771,9 +785,10 @@ def test_what_somebody_keeps_beside_leave_one_out_errors_stays(
 def test_what_somebody_keeps_in_the_folder_of_a_version_outlives_it(place: Path) -> None:
     model = promoted()
     note = Path(model.resolve("production").location)
-    (note / "notes.txt").write_text("mine")
+    for name in ("notes.txt", "model.zarr/notes.txt"):
+        (note / name).write_text("mine")
     make_model(place / "other.zarr", alpha=0.2)
     model.promote(model.add("other.zarr").id)
     model.change(lambda aliases: aliases.moved(previous=None), why="test")
     run("models", "prune", "demo", "--keep", "0", "--grace", "0", said="deleted")
-    assert contents(note) == {"notes.txt": b"mine"}
+    assert contents(note) == {"notes.txt": b"mine", "model.zarr/notes.txt": b"mine"}

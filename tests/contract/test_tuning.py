@@ -138,6 +138,9 @@ def test_fewer_rows_in_the_job_make_a_smaller_search_as_on_the_command_line(tmp_
     tune = JobSpec.from_dict(document, tmp_path).tune
     assert tune is not None
     assert tune.settings().search_rows == (250,)
+    again = JobSpec.from_dict(JobSpec.from_dict(document, tmp_path).to_dict(), tmp_path).tune
+    assert again is not None
+    assert again.settings() == tune.settings()
     document["tune"]["search_rows"] = [1000, 2000]  # what was written down is meant
     with pytest.raises(dkrr.JobFileError, match="search_rows"):
         JobSpec.from_dict(document, tmp_path)

@@ -131,7 +131,9 @@ def test_what_is_there_already(make: Make, tmp_path: Path) -> None:
         fit_job(make(solver={"name": "cholesky"}, model={"alpha": 3.0}))
     assert error.value.fields == [said]
     # where it runs is not what it is
-    fit_job(make(solver={"name": "cholesky"}, cluster={"workers": 1}))
+    memory = {"workers": 1, "memory_limit": 3 * 2**30}
+    fit_job(make(solver={"name": "cholesky"}, cluster=memory))
+    assert json.loads((tmp_path / "runs/a/plan.json").read_text())["memory_limit_bytes"] == 3 * 2**30
 
 
 @pytest.mark.parametrize(
@@ -139,9 +141,11 @@ def test_what_is_there_already(make: Make, tmp_path: Path) -> None:
     [{"precision": "mixed", "tol": 1e-12}, {"name": "cg", "tol": 1e-12}],
     ids=["mixed", "cg"],
 )
-def test_a_job_leaves_out_every_row(make: Make, tmp_path: Path, solver: dict[str, Any]) -> None:
+@pytest.mark.parametrize("keep", ["factor", "model"])
+def test_a_job_leaves_out_every_row(make: Make, tmp_path: Path, solver: dict[str, Any], keep: str) -> None:
     keys = {"evaluate": {"leave_one_out": True}, "model": {"fit_intercept": True}}
-    summary = fit_job(make(solver={"name": "cholesky"} | solver, **keys))
+    spec = make(solver={"name": "cholesky"} | solver, **keys)
+    summary = fit_job(spec.model_copy(update={"output": spec.output.model_copy(update={"keep": keep})}))
     assert summary.plan.seconds["leave_one_out"] > 0
     K = reference_kernel({"kernel": "rbf", "gamma": 0.2}, WHITE, WHITE)
     residuals = Y.std(0) * brute_leave_one_out(K, TARGETS, 0.1, WEIGHT, intercept=True)
@@ -152,7 +156,9 @@ def test_a_job_leaves_out_every_row(make: Make, tmp_path: Path, solver: dict[str
     assert group.attrs["gcv"] == figures["gcv"]
     assert "generalised cross validation" in repr(summary)
     # the fit's own factor where it has one
-    assert len(list((tmp_path / "store/factors").glob("*.zarr"))) == 1 + ("mixed" in solver.values())
+    factors = [str(path) for path in (tmp_path / "store/factors").glob("*.zarr")]
+    assert len(factors) == (1 + ("mixed" in solver.values())) * (keep == "factor")
+    assert sorted(factors) == sorted(summary.kept)
 
 
 def test_an_answer_that_did_not_converge_is_refused_or_named(make: Make, tmp_path: Path) -> None:
@@ -223,6 +229,10 @@ def test_a_job_on_grown_data_continues(grown: Make, tmp_path: Path) -> None:
     assert [found["reused"]["factor"]["rows"] for found in documents] == [rows] * 3
     assert any("continues a factor of the first" in note for note in documents[-1]["notes"])
     assert any(f"{rows:,} of {model.num_rows:,} rows of the factor" in text for _, text in again.facts())
+    shown = json.loads((tmp_path / "run/figures.json").read_text())["data"]
+    np.testing.assert_allclose([item["mean"] for item in shown["features"]], MORE_X[train].mean(axis=0), rtol=1e-9)
+    np.testing.assert_allclose([item["std"] for item in shown["features"]], MORE_X[train].std(axis=0), rtol=1e-9)
+    assert "by the statistics of the first 600 rows" in (tmp_path / "run/report.html").read_text()
     assert fit_job(grown()).tiles_computed == 0
 
 

@@ -221,9 +221,14 @@ def broken(A: np.ndarray, B: np.ndarray) -> np.ndarray:
         (broken, r"made neither .*KeyError: 'the table is missing'"),
     ],
 )
-def test_what_is_no_kernel_is_refused_with_its_own_words(function: Any, message: str) -> None:
+@pytest.mark.parametrize("size", [1.0, 1e-12])
+def test_what_is_no_kernel_is_refused_with_its_own_words(function: Any, message: str, size: float) -> None:
+    def small(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+        return np.asarray(size * function(A, B))
+
+    small.__qualname__ = small.__name__ = function.__name__
     with pytest.raises(ParameterError, match=message):
-        make_kernel(function).resolve(4)
+        make_kernel(small).resolve(4)
 
 
 def test_what_goes_wrong_after_the_probe_is_named() -> None:

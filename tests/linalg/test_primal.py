@@ -13,10 +13,11 @@ import pytest
 
 from dkrr.dataset import Dataset, ingest
 from dkrr.engine.tasks import InProcessExecutor
-from dkrr.errors import DamagedChunkError, DataError, NotPositiveDefiniteError, ParameterError
+from dkrr.errors import DamagedChunkError, DataError, NotPositiveDefiniteError, ParameterError, ResidualError
 from dkrr.kernels import make_kernel
 from dkrr.kernels.features import feature_map
 from dkrr.linalg.primal import (
+    Equations,
     PrimalResult,
     array_source,
     fit_primal,
@@ -85,6 +86,13 @@ def test_means_that_are_a_million_deviations_away_cost_no_digits(tmp_path: Path)
         fitted(dataset, kernel_of("linear", 4), 0.5, tmp_path, fit_intercept=True),
     ):
         np.testing.assert_allclose(found.coef, coef, rtol=0, atol=2e-9 * np.abs(coef).max())
+
+
+def test_a_wrong_answer_is_found_however_far_from_zero_rows_and_targets_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y, _ = data(mean=0.0)
+    monkeypatch.setattr(Equations, "solve", lambda self, right, alphas: np.zeros_like(right))
+    with pytest.raises(ResidualError, match="backward error"):
+        fit_primal_arrays(x + 1e8, y + 1e8, kernel_of("linear", 4), [0.5], fit_intercept=True)
 
 
 def test_a_shift_that_was_a_bad_guess_is_made_better(caplog: pytest.LogCaptureFixture) -> None:

@@ -131,6 +131,16 @@ def test_units_of_the_columns_are_those_of_the_widths(
 
 
 @pytest.mark.parametrize("size", [1e-8, 1e8])
+def test_alphas_are_refined_whatever_the_unit_of_weights_is(size: float, arrays: tuple[np.ndarray, np.ndarray]) -> None:
+    x, y = arrays
+    found = [
+        Explained(x=x[:100], y=y[:100, None], weight=np.full(100, c)).refine("rbf", np.array([1.0]), 1e-3 * c, 5)
+        for c in (1.0, size)
+    ]
+    np.testing.assert_allclose(np.array(list(found[1])) / size, list(found[0]), rtol=1e-3)
+
+
+@pytest.mark.parametrize("size", [1e-8, 1e8])
 def test_weights_times_a_number_want_alpha_times_it(
     size: float, result: TuneResult, arrays: tuple[np.ndarray, np.ndarray], tmp_path: Path
 ) -> None:
@@ -147,6 +157,19 @@ def test_where_most_rows_coincide_the_unit_of_a_column_is_none_of_the_widths(tmp
     for size in (1e-6, 1.0, 1e6):
         found = tune(x * size, y, settings=SMALL, store=str(tmp_path / str(size)), executor=InProcessExecutor())
         assert found.best.loo_rmse < 0.6
+
+
+@pytest.mark.parametrize("widths", ["shared", "both"])
+def test_a_constant_column_changes_nothing(widths: Any, tmp_path: Path) -> None:
+    """One of ones beside small numbers, and one that is constant but for rounding."""
+    random = np.random.default_rng(0)
+    x = random.standard_normal((N, 3))
+    y = np.sin(2 * x[:, 0]) + 0.1 * random.standard_normal(N)
+    few = np.where(np.arange(N) % 7, 0.3, np.nextafter(0.3, 1))
+    rows = 1e-5 * np.column_stack([x, 1e5 * np.ones(N), 1e5 * few])
+    found = tune(rows, y, settings=replace(SMALL, widths=widths), store=str(tmp_path), executor=InProcessExecutor())
+    assert found.best.loo_rmse < 0.4
+    assert np.min(found.best.widths) > 1e-7
 
 
 def test_a_number_that_is_added_to_the_targets_is_no_matter_of_an_intercept(

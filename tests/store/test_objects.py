@@ -14,6 +14,7 @@ from dkrr.store import documents, objects
 from dkrr.store.chunks import ChunkArray
 from dkrr.store.documents import create_json, swap_json
 from dkrr.store.files import (
+    children,
     key_size,
     read_key,
     write_key,
@@ -45,6 +46,16 @@ def test_large_objects_go_in_parts(bucket: Bucket, monkeypatch: pytest.MonkeyPat
     assert objects.read_range(bucket.url(), "large", len(data) - 2, 6) == data[-2:] + b"tail"
     assert objects.read_range(bucket.url(), "large", len(data) + 2, 6) is None
     assert objects.read_range(bucket.url(), "large", len(data) + 9, 6) is None
+
+
+def test_markers_of_folders_are_no_objects(bucket: Bucket) -> None:
+    """Of no bytes, under keys that end in a slash, as consoles and file systems over a store leave them."""
+    for key in ("data/", "data/sub/", "data/sub/deep/"):
+        bucket.server.ask("PUT", f"/{bucket.name}/{key}")
+    write_key(bucket.url(), "data/empty", b"")
+    write_key(bucket.url(), "data/sub/part", b"1")
+    assert bucket.listing("data") == ["empty", "sub/part"]
+    assert children(bucket.url("data")) == ["empty", "sub"]
 
 
 # --- conditions -------------------------------------------------------------------------------------------------------
