@@ -9,6 +9,7 @@ continues with the trials that are finished.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 from collections.abc import Sequence
@@ -356,7 +357,9 @@ def draw_search(search: dict[str, Any], path: str) -> None:
         f"{_error_name(best)} {_error(best):.4f} on {best['num_rows']:,} of {search['num_rows']:,} rows"
     )
     # no date and no version in the file: the same search is the same picture
-    figure.savefig(path, dpi=110, metadata={"Software": None} if path.endswith(".png") else None)
+    form, picture = Path(path).suffix[1:], io.BytesIO()
+    figure.savefig(picture, format=form, dpi=110, metadata={"Software": None} if form == "png" else None)
+    write_file(Path(path), picture.getvalue())  # in the place of a link, not of what it names
 
 
 def _error(found: dict[str, Any]) -> float:

@@ -687,9 +687,12 @@ class CGSolver:
     def _solution(self, state: CGState, backward: FloatVector, num_products: int, preconditioner: Deferred) -> Solution:
         relative, tol, t = state.relative_residual, self.settings.tol, len(backward)
         converged, begun = bool(state.converged.all()), float(state.history[0].max())
+        made = preconditioner.description
+        if made == NOT_MADE and state.num_iterations:
+            made = "that of an earlier attempt"
         message = (
             f"conjugate gradients, {state.num_iterations:,} iterations and {num_products:,} products, "
-            f"preconditioner: {preconditioner.description}, largest relative residual {relative.max():.1e}"
+            f"preconditioner: {made}, largest relative residual {relative.max():.1e}"
         )
         if 0 < begun < 1:
             message += f", from earlier coefficients whose residual was {begun:.1e}"

@@ -116,8 +116,11 @@ class DenseFactor:
         solved, _ = potrs(self.lower.T, rhs.astype(self.lower.dtype, copy=False), lower=0)
         return np.ascontiguousarray(solved, dtype=np.float64)
 
-    def diagonals(self, root: Floats | None = None) -> FloatVector:
-        """The diagonal of A^-1 (n,), or of the inverse bordered by ``root``; L is overwritten. n^3 / 3 flops."""
+    def diagonals(self, root: Floats | None = None, numbers: Any = None) -> FloatVector:
+        """The diagonal of A^-1 (n,), or of the inverse bordered by ``root``; L is overwritten. n^3 / 3 flops.
+
+        ``numbers`` are those of the rows in an error.
+        """
         ones = None if root is None else self.solve(root[:, None])
         (trtri,) = get_lapack_funcs(("trtri",), (self.lower,))
         # L in C order is the upper triangle L^T in Fortran order
@@ -126,7 +129,7 @@ class DenseFactor:
         if ones is None or root is None:
             return squares
         diagonal = bordered_diagonal(squares[:, None], ones, root)
-        check_shares(diagonal / squares[:, None], np.arange(len(diagonal)))
+        check_shares(diagonal / squares[:, None], np.arange(len(diagonal)) if numbers is None else numbers)
         return diagonal[:, 0]
 
 
@@ -294,6 +297,7 @@ class DenseRidge:
 
     def __init__(self, y: Floats, root: Floats | None = None, *, fit_intercept: bool = False) -> None:
         self.root = np.ones(len(y)) if root is None else root
+        self.numbers = np.arange(len(y))  # of the rows in an error
         y, self.centring = without_means(y, None if root is None else np.square(root), fit_intercept)
         self.offset = np.zeros(y.shape[1]) + offset_of(self.centring)
         self.rhs = self.root[:, None] * y
@@ -383,7 +387,7 @@ class FactorRidge(DenseRidge):
         diagonals = np.empty((len(self.rhs), len(alphas)))
         for number, alpha in enumerate(alphas.tolist()):
             factor, self._known[alpha] = self._factor(alpha)
-            diagonals[:, number] = factor.diagonals(self.root if self.centring else None)
+            diagonals[:, number] = factor.diagonals(self.root if self.centring else None, self.numbers)
         return self.solve(alphas), diagonals
 
 
@@ -493,7 +497,7 @@ class EigenRidge(DenseRidge):
         for rows in row_blocks(len(self.rhs), EIGEN_STRIP_ROWS):
             diagonals[rows] = np.square(self.vectors[rows]) @ inverse
         border = np.square(self._border(inverse))
-        check_shares(1.0 - border / diagonals, np.arange(len(border)))
+        check_shares(1.0 - border / diagonals, self.numbers)
         return self.solve(alphas), diagonals - border
 
     def _border(self, inverse: Floats) -> Floats:

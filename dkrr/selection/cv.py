@@ -267,11 +267,15 @@ class AlphaPath:
     @cached_property
     def system(self) -> EigenRidge | FactorRidge:
         """Of all rows of positive weight."""
+        system: EigenRidge | FactorRidge
         if self.method == "eigen":
-            return self._eigen(self.inside)
-        root = None if self.weight is None else np.sqrt(self.weight[self.inside])
-        gram, y = self._gram(self.inside), self.y[self.inside]
-        return FactorRidge(None, gram, y, root, fit_intercept=self.fit_intercept)
+            system = self._eigen(self.inside)
+        else:
+            root = None if self.weight is None else np.sqrt(self.weight[self.inside])
+            gram, y = self._gram(self.inside), self.y[self.inside]
+            system = FactorRidge(None, gram, y, root, fit_intercept=self.fit_intercept)
+        system.numbers = self.inside
+        return system
 
     @cached_property
     def inside(self) -> Rows:

@@ -161,6 +161,17 @@ def test_the_columns_of_a_precomputed_matrix_are_not_whitened(tmp_path: Path) ->
         JobSpec.from_dict(document, tmp_path)
 
 
+def test_a_picture_is_not_drawn_through_a_link(tmp_path: Path) -> None:
+    write_job(noise=0.1)
+    assert run("tune", "job.toml", "-o", "best.toml").exit_code == 0
+    Path("best.toml").unlink()
+    Path("best.search.png").unlink()
+    Path("photo.png").write_text("mine")
+    Path("best.search.png").symlink_to("photo.png")
+    assert run("tune", "job.toml", "-o", "best.toml").exit_code == 0
+    assert Path("photo.png").read_text() == "mine"
+
+
 def test_a_search_leaves_what_another_one_left_beside_its_job(tmp_path: Path) -> None:
     write_job(noise=0.1)
     assert run("tune", "job.toml", "-o", "best.1").exit_code == 0

@@ -207,7 +207,7 @@ def test_an_alpha_that_stands_twice_in_the_grid_keeps_its_factor(tmp_path: Path)
 @pytest.mark.parametrize("num_alphas", [2, 10], ids=["cholesky", "eigen"])
 def test_a_row_that_decides_its_own_prediction_is_named(num_alphas: int) -> None:
     weight = np.full(N, 1e-17)
-    weight[4] = 1.0
+    weight[:2], weight[4] = 0.0, 1.0
     with pytest.raises(DataError, match="row 4 decides its own prediction"):
         KernelRidgeCV(np.logspace(-2, 0, num_alphas), **KERNEL, fit_intercept=True).fit(X, Y, sample_weight=weight)
 
