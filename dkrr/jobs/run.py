@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 
 from dkrr.dataset import Dataset, Floats, Scaling, write_rows
+from dkrr.dataset.rows import decode_floats
 from dkrr.engine.cluster import blas_of, connect_executor, executor_facts, require_memory, start_local
 from dkrr.engine.machine import peak_rss_bytes
 from dkrr.engine.tasks import Executor, Progress, RunSummary
@@ -532,7 +533,7 @@ def _work_facts(workspace: Workspace) -> dict[str, Any]:
 def _data_facts(prepared: Prepared) -> dict[str, Any]:
     """Rows, names, statistics, and a histogram of the first four targets, all in the units of the data."""
     train, test, scaling = prepared.train, prepared.test, prepared.scaling
-    mean, std = train.x_mean, train.x_std
+    mean, std = train.x_mean, decode_floats(train.records["X"]["std"])  # 0 of a constant one
     if scaling is not None:  # which may be that of earlier rows
         mean, std = scaling.x_mean + scaling.x_std * mean, scaling.x_std * std
     is_frozen = prepared.earlier is not None and prepared.earlier.scaling is not None

@@ -106,6 +106,16 @@ def test_the_numbers_of_a_direct_fit(direct: RunDirectory) -> None:
     }
 
 
+@pytest.mark.parametrize("whitened", [True, False])
+def test_a_constant_feature_has_no_spread(whitened: bool, tmp_path: Path) -> None:
+    rows = np.loadtxt(write_rows(tmp_path / "rows.csv"), delimiter=",", skiprows=1)
+    rows[:, 1] = 5.0
+    np.savetxt(tmp_path / "rows.csv", rows, delimiter=",", header="a,b,c,target", comments="")
+    run = fit_here(tmp_path, data={"standardize": whitened})
+    shown = {item["name"]: (item["mean"], item["std"]) for item in (run.read("figures.json") or {})["data"]["features"]}
+    assert shown["b"] == (5.0, 0.0)
+
+
 def test_the_numbers_of_an_iteration(iterated: RunDirectory) -> None:
     page, result = page_of(iterated), iterated.read("result.json") or {}
     trace = (iterated.read("figures.json") or {})["convergence"][0]
