@@ -58,13 +58,16 @@ NUM_TARGETS = 2
 
 MOST_ITERATIONS = 300
 
+# how much longer than on a processor of its own a trial may take
+MOST_SLOWDOWN = 4.0
+
 # fewer of them say nothing of how the rate improves
 LEAST_ITERATIONS = 10
 
 # a sample is read from at most so many pieces of the data
 NUM_PIECES = 64
 
-# rows of the pool for each column of the largest preconditioner that is tried, and flops a second to make it
+# rows of the pool for each column of the largest preconditioner that is tried, and flops a second of a trial
 POOL_ROWS, POOL_RATE = 3, 2e10
 
 # rows from which |E| is measured, at most
@@ -178,9 +181,9 @@ class Trial:
     ) -> dict[int, tuple[float, float]]:
         """Iterations with alpha and with alpha s / n for each rank, all of which are done together.
 
-        Where the time ends before the iterations do, their number comes from the rate so far (:func:`_iterate`), which
-        improves as they go on: with the same seconds for each, and so fewer iterations, large ranks look worse than
-        they are.
+        Where the flops of the time end before the iterations do, their number comes from the rate so far
+        (:func:`_iterate`), which improves as they go on: with the same seconds for each, and so fewer iterations, large
+        ranks look worse than they are.
         """
         matrix, rhs = np.ascontiguousarray(self._system[part, part]), np.tile(self._rhs[part], 2 * len(ranks))
         each = rhs.shape[1] // 2
@@ -194,7 +197,8 @@ class Trial:
 
         improves = np.tile(np.repeat(np.array(ranks) > 0, each // len(ranks)), 2)
         alphas = np.repeat([alpha, scaled], each)
-        counts = _iterate(matrix, alphas, rhs, precondition, tol, self.seconds / 2, improves)
+        flops = float(rhs.size * (2 * len(rhs) + 4 * len(factor)))
+        counts = _iterate(matrix, alphas, rhs, precondition, tol, self.seconds / 2, flops, improves)
         own, small = counts.reshape(2, len(ranks), -1).max(axis=2).tolist()
         return dict(zip(ranks, zip(own, small, strict=True), strict=True))
 
@@ -275,7 +279,7 @@ class Trial:
             return np.asarray(z.astype(np.float64) * scale)
 
         alphas = np.full(rhs.shape[1], alpha)
-        return float(_iterate(matrix, alphas, rhs, apply, tol, self.seconds / 3).max())
+        return float(_iterate(matrix, alphas, rhs, apply, tol, self.seconds / 3, 4.0 * rhs.size * size).max())
 
 
 def _whiten(columns: FloatArray, alpha: float) -> FloatArray:
@@ -292,24 +296,29 @@ def _iterate(
     apply: Callable[[FloatArray], FloatArray],
     tol: float,
     seconds: float,
+    flops: float,
     improves: NDArray[np.bool_] | bool = True,
 ) -> NDArray[np.float64]:
-    """Iterations of each column; where they are too many or take too long, from the rate.
+    """Iterations of each column, of so many ``flops`` each; where they are too many or take too long, from the rate.
+
+    What ``seconds`` allow is counted in flops, so that it does not depend on who else uses the processor; only where
+    they last :data:`MOST_SLOWDOWN` times as long, that ends it.
 
     With a preconditioner the rate only ``improves``: that of the last half of the iterations is closer to what follows
     than the whole. Without one it may become worse again.
     """
+    most = min(MOST_ITERATIONS, max(LEAST_ITERATIONS, int(seconds * POOL_RATE / flops)))
     started, norms, r = time.perf_counter(), np.linalg.norm(rhs, axis=0), rhs.copy()
     counts, residuals = np.where(norms > 0, 0.0, 1.0), [np.ones(len(norms))]
     p = apply(r)
     rz = dots(r, p)
-    for iteration in range(1, MOST_ITERATIONS + 1):
+    for iteration in range(1, most + 1):
         q = matrix @ p + alpha * p
         r -= ratio(rz, dots(p, q)) * q
         relative = ratio(np.linalg.norm(r, axis=0), norms)
         residuals.append(relative)
         counts[(counts == 0) & (relative <= tol)] = iteration
-        if counts.all() or (iteration >= 4 and time.perf_counter() - started > seconds):
+        if counts.all() or (iteration >= 4 and time.perf_counter() - started > MOST_SLOWDOWN * seconds):
             break
         r[:, counts > 0] = 0.0  # nothing more is done for them
         z, before = apply(r), rz

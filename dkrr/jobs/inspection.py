@@ -589,14 +589,22 @@ def _unfinished_plans(location: str, entries: list[Entry]) -> Iterable[dict[str,
     """Plans of runs that were started and have no result yet, or were started again since, with other rows."""
     changed = {entry.key: entry.modified for entry in entries}
     for key in (key for key in changed if name_of(key) == "plan.json"):
-        # every attempt writes job.json at its begin, and result.json at its end
-        begun, ended = (changed.get(key.removesuffix("plan.json") + name, 0.0) for name in ("job.json", "result.json"))
-        if max(changed[key], begun) > ended:
-            plan = None
-            with contextlib.suppress(ValueError):  # somebody else's is none
-                plan = json.loads(read_key(location, key) or b"null")
-            if isinstance(plan, dict) and plan.keys() >= {"num_rows", "tile_size"}:
-                yield plan
+        run = key.removesuffix("plan.json")
+        plan, status = (_if_any(location, run + name) for name in ("plan.json", "status.json"))
+        # times tell it of the first releases alone: a copy of the run has others
+        begun, ended = (changed.get(run + name, 0.0) for name in ("job.json", "result.json"))
+        is_over = status["state"] == "finished" if "state" in status else max(changed[key], begun) <= ended
+        if not is_over and plan.keys() >= {"num_rows", "tile_size"}:
+            yield plan
+
+
+def _if_any(location: str, key: str) -> dict[str, Any]:
+    """A document; {} where there is none, or one of somebody else."""
+    with contextlib.suppress(ValueError):
+        found = json.loads(read_key(location, key) or b"null")
+        if isinstance(found, dict):
+            return found
+    return {}
 
 
 def _may_resume(array: str, unfinished: list[dict[str, Any]]) -> bool:

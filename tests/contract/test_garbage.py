@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 import dkrr
 from dkrr.cli import main
 from dkrr.store.lease import hold_lock
+from tests.faults import failing_at
 from tests.jobs.retrain.project import in_process, rows_of
 
 
@@ -126,6 +127,23 @@ def test_what_a_run_needs_behind_a_link_is_kept(linked: str, tmp_path: Path) -> 
     shutil.rmtree(place / "runs/demo" if is_store else disk)
     run("gc", place / "runs", "--yes")
     assert not arrays(store)
+
+
+def test_what_an_interrupted_run_goes_on_with_is_kept_whatever_the_times_of_its_files_are(tmp_path: Path) -> None:
+    """A copy has others: the result of the fit before may be the newest file."""
+    path = job(tmp_path, "runs/demo", "runs/store")
+    run("fit", path)
+    rows = (tmp_path / "rows.csv").read_text()
+    (tmp_path / "rows.csv").write_text(rows + rows.split("\n", 1)[1])
+    with failing_at("draft*/factors/*/c/3/1:1:eio"):
+        CliRunner().invoke(main, ["fit", str(path)])
+    begun = {item for item in arrays(tmp_path / "runs/store") if (tmp_path / "runs/store/factors" / item).exists()}
+    assert len(begun) == 3  # sums that were begun, too
+    make_old(tmp_path)
+    (then, later) = (time.time() - seconds for seconds in (7200, 7100))
+    os.utime(tmp_path / "runs/demo/result.json", (then, later))
+    run("gc", tmp_path / "runs/store", "--yes")
+    assert begun <= arrays(tmp_path / "runs/store")
 
 
 def test_trials_of_an_interrupted_search_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
