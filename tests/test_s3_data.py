@@ -141,11 +141,12 @@ def test_predictions_are_written_to_an_address(
 
 
 def test_predictions_that_were_interrupted_at_an_address_are_written_again(
-    bucket: Bucket, rows: tuple[Any, Any]
+    bucket: Bucket, tmp_path: Path, rows: tuple[Any, Any]
 ) -> None:
     X = ingest(rows[0], bucket.url("work/data.zarr"), rows_per_chunk=64).X
     predictions = Predictions(num_rows=X.num_rows, names=list("abcd"), read=X.read)
     output = bucket.url("out/p.zarr")
+    export_predictions(predictions, str(tmp_path / "p.zarr"))
     for _ in range(2):  # the second time something is there
         bucket.server.fail({"method": "PUT", "path": "p.zarr/c/0", "times": 1, "status": 403})
         with pytest.raises(StoreError):
@@ -154,13 +155,19 @@ def test_predictions_that_were_interrupted_at_an_address_are_written_again(
     bucket.server.fail({"method": "PUT", "path": "p.zarr/c/0", "times": 1, "status": 403})
     with pytest.raises(StoreError):
         export_predictions(predictions, output)
-    for key, mine in (("notes.txt", b"mine"), ("zarr.json", b'{"shape": [50]}')):  # somebody else's since
+    metadata = read_key(str(tmp_path / "p.zarr"), "zarr.json") or b""
+    for key, mine in (("notes.txt", b"mine"), ("zarr.json", metadata)):  # somebody else's since, of the same shape
         write_key(output, key, mine)
         with pytest.raises(StoreError, match="--overwrite"):
             export_predictions(predictions, output)
         assert read_key(output, key) == mine
         delete_key(output, key)
     export_predictions(predictions, output)
+    export_predictions(predictions, bucket.url("out/p.csv"))
+    write_key(bucket.url("out"), "p.csv", b"mine")
+    with pytest.raises(StoreError, match="--overwrite"):
+        export_predictions(predictions, bucket.url("out/p.csv"))
+    assert read_key(bucket.url("out"), "p.csv") == b"mine"
     write_key(output, "notes.txt", b"mine")
     with pytest.raises(StoreError, match="--overwrite"):
         export_predictions(predictions, output)

@@ -188,7 +188,10 @@ def check_output(output: str, inputs: Iterable[str] = (), *, overwrite: bool = F
         stamped = read_json(parent_of(stamp), name_of(stamp))
     is_ours = isinstance(stamped, dict) and {"dkrr", "sha256", "replaced"} <= stamped.keys()
     digest = content_digest(output)
-    is_known = is_ours and (digest in (stamped["sha256"], stamped["replaced"]) or _may_be_unfinished(output, stamped))
+    # objects take the place of others one by one: chunks without metadata are no array of anybody
+    keys = list_keys(output) if is_url(output) else []
+    is_begun = bool(keys) and all(re.fullmatch(r"c/\d+/\d+", key) for key in keys)
+    is_known = is_ours and (digest in (stamped["sha256"], stamped["replaced"]) or is_begun)
     if (stamped is None or is_ours) and (digest is None or is_known):
         return digest
     if not overwrite:
@@ -218,14 +221,6 @@ def export_predictions(
     if predictions.classes:
         stamped["classes"] = list(predictions.classes)
     beside = sibling(output, ".json")
-    if is_url(output) and ending == ".zarr":
-        # objects take the place of others one by one: until all are there the stamp holds for any of them
-        shape = [predictions.num_rows, len(predictions.names)]
-        write_json(parent_of(beside), name_of(beside), stamped | {"sha256": None, "unfinished": shape})
-        remove_array(output)
-        _zarr(predictions, output)
-        write_json(parent_of(beside), name_of(beside), stamped | {"sha256": content_digest(output)})
-        return
 
     def check(there: Path) -> None:
         if not overwrite and content_digest(str(there)) != stamped["replaced"]:
@@ -245,7 +240,7 @@ def export_predictions(
         stamped["sha256"] = content_digest(path)
         if work is None:
             write_json(parent_of(beside), name_of(beside), stamped)
-            put_file(parent_of(output), name_of(output), Path(path))
+            _put(path, output)
         else:
             write_json(folder, "stamp.json", stamped, durable=True)
             check_fence()
@@ -253,15 +248,14 @@ def export_predictions(
             put_in_place(Path(path), Path(output), check)
 
 
-def _may_be_unfinished(output: str, stamped: dict[str, Any]) -> bool:
-    """Whether what is at an address may be some chunks of predictions whose stamp says that they are not whole yet.
-
-    Or all of them: then they have the shape that the stamp announces.
-    """
-    if "unfinished" not in stamped or not all(re.fullmatch(r"zarr\.json|c/\d+/\d+", key) for key in list_keys(output)):
-        return False
-    document = read_json(output, "zarr.json")
-    return document is None or document.get("shape") == stamped["unfinished"]
+def _put(path: str, output: str) -> None:
+    """Put a file, or the files of an array, at an address; the metadata of an array last."""
+    if not os.path.isdir(path):
+        put_file(parent_of(output), name_of(output), Path(path))
+        return
+    remove_array(output)
+    for key in sorted(list_keys(path), key=lambda key: (key == "zarr.json", key)):
+        put_file(output, key, Path(path, key))
 
 
 def _zarr(predictions: Predictions, path: str) -> None:
