@@ -160,7 +160,7 @@ def data_section(found: Findings) -> Iterator[Block]:
     if not data:
         return
     generations, features, first = data.get("generations") or [], data.get("features") or [], data.get("scaling_rows")
-    whose = "training rows" if first is None else f"first {number(first)} rows, as the fit before"
+    whose = "training rows" + (f" among the first {number(first)} rows, as in the fit before" if first else "")
     rows = known(
         ("training rows", number(data["num_rows"])),
         ("held-out rows", number(data["num_test_rows"]) if data["num_test_rows"] else "none"),
@@ -310,7 +310,8 @@ def convergence_section(found: Findings) -> Iterator[Block]:
             columns={cut(name, 40): [row[k] or None for row in rows] for k, name in enumerate(names)},
             x_label="iteration", y_label=label, log=True, levels=[(tol, f"tol {tol:.2g}")],
         )  # fmt: skip
-    if not traces and (direct or solver == "primal"):
+    is_solved = found.result or {"residual", "primal"} & set(found.part("phases") or {})
+    if not traces and is_solved and (direct or solver == "primal"):
         way = "a Cholesky factor" if direct else "explicit features"
         yield Text(f"There were no iterations: the system was solved by {way}, directly.", missing=True)
 

@@ -232,7 +232,9 @@ def test_a_job_on_grown_data_continues(grown: Make, tmp_path: Path) -> None:
     shown = json.loads((tmp_path / "run/figures.json").read_text())["data"]
     np.testing.assert_allclose([item["mean"] for item in shown["features"]], MORE_X[train].mean(axis=0), rtol=1e-9)
     np.testing.assert_allclose([item["std"] for item in shown["features"]], MORE_X[train].std(axis=0), rtol=1e-9)
-    assert "by the statistics of the first 600 rows" in (tmp_path / "run/report.html").read_text()
+    assert (
+        "by the statistics of the training rows among the first 600 rows" in (tmp_path / "run/report.html").read_text()
+    )
     assert fit_job(grown()).tiles_computed == 0
 
 

@@ -157,7 +157,13 @@ def test_a_failed_run_has_a_report_that_says_so(tmp_path: Path) -> None:
     assert (page.headings[0][1].split(), refused(page)) == (["run", "failed"], [])
     assert caught.value.message.rstrip(".") in re.sub(r"\s+", " ", page.text.replace("&#39;", "'"))
     before = "the run failed before"
-    expected = {"residuals": before, "held-out": before, "plan": "come to its end (failed)", "time": "prepare"}
+    expected = {
+        "convergence": before,
+        "residuals": before,
+        "held-out": before,
+        "plan": "come to its end (failed)",
+        "time": "prepare",
+    }
     assert [key for key, words in expected.items() if words not in page.sections[key]] == []
 
 
