@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import os
 import re
 import tempfile
@@ -629,8 +630,12 @@ def evaluate_job(
     finally:
         work.close()
     found = score.facts() if metric is None else {metric: score.value(metric), "rows": score.num_rows}
-    several = model.num_targets > 1 and score.accuracy is None
-    return found | ({"targets": f"{model.num_targets}; each score is the mean over them"} if several else {})
+    if model.num_targets < 2 or score.accuracy is not None:
+        return found
+    over, constant = f"{model.num_targets}; each score is the mean over them", sum(map(math.isnan, score.r2))
+    return found | {
+        "targets": over + (f", r2 without the {constant} of one value" if constant and "r2" in found else "")
+    }
 
 
 def _by_place(model: Model, table: Table) -> dict[str, Any]:

@@ -205,3 +205,7 @@ def test_scores_of_several_targets_say_that_they_are_means(tmp_path: Path) -> No
             *options,
             said="3; each score is the mean over them",
         )
+    np.save(tmp_path / "still.npy", np.column_stack([X, Y[:, 0], np.full(60, 50.0), Y[:, 2]]))
+    command = "evaluate", tmp_path / "model.zarr", tmp_path / "still.npy"
+    run(*command, said="3; each score is the mean over them, r2 without the 1 of one value")
+    assert "without" not in run(*command, "--metric", "rmse").output
