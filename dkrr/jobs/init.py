@@ -192,7 +192,7 @@ metric = "{metric}"
 
 [model]
 kernel = "rbf"              # k(a, b) = exp(-gamma |a - b|^2); also laplacian, matern, poly, linear, ...
-gamma = {gamma}             # 1 / median squared distance of {num_sampled} whitened rows
+gamma = {gamma}             # 1 / median squared distance of {num_sampled} whitened rows that differ
 alpha = 0.1                 # the ridge, added to the diagonal as it is; about the share of noise in a whitened target
 # fit_intercept = true      # a constant that the ridge does not shrink
 
