@@ -116,20 +116,21 @@ def improve(
                 f"{seen} are in {spec.retrain.data}: they were added to it, and fits train on them",
                 hint="judge by rows that no fit has seen",
             )
-        rows = {"rows": digests(dataset), "held_out": [mask_digest, spec.held_out_bytes()]}
-        before, fitted = fitted, hash_of(rows)
+        inputs = {
+            "rows": digests(dataset),
+            "held_out": [mask_digest, spec.held_out_bytes()],
+            "standardize": spec.data.standardize,
+            "solver": spec.to_dict()["solver"],
+            **spec.kept(),
+        }
+        before, fitted = fitted, hash_of(inputs, given)
         since += fitted != before  # where only the gate is another one, nothing is fitted
         summary.searched = is_same and spec.retrain.search_every is not None and since >= spec.retrain.search_every
         if summary.searched:
             monitor.phase("search")
             search = _job(spec, given, mask_path, "search", spec.tune)
             model = step(directory, "search", {"tick": tick}, lambda: _search(search, monitor))["model"]
-        inputs = rows | {
-            "standardize": spec.data.standardize,
-            "model": model,
-            "solver": spec.to_dict()["solver"],
-            **spec.kept(),
-        }
+        inputs["model"] = model
         key = hash_of("fit", inputs)
         job = _job(spec, model, mask_path, key[:16], None)
         lease_epoch = int(fence_holder()["epoch"])

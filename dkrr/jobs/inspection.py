@@ -577,11 +577,10 @@ def _is_planning(location: str, entries: list[Entry], since: float) -> bool:
     for folder in folders:
         # a list may miss a file that is being replaced
         if modified.get(f"{folder}status.json", math.inf) >= since:
-            with contextlib.suppress(ValueError):  # what others call so
-                status = json.loads(read_key(location, f"{folder}status.json") or b"{}")
-                state, phase = (status.get("state"), status.get("phase")) if isinstance(status, dict) else ("", "")
-                if state in AT_WORK and (phase in PLANNING or f"{folder}plan.json" not in modified):
-                    return True
+            status = _if_any(location, f"{folder}status.json")
+            is_planned = status.get("phase") not in PLANNING and f"{folder}plan.json" in modified
+            if status.get("state") in AT_WORK and not is_planned:
+                return True
     return False
 
 

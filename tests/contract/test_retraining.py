@@ -916,6 +916,14 @@ def test_a_run_that_fits_nothing_is_no_fit_of_search_every(tmp_path: Path) -> No
     assert project.nights(3).searched
 
 
+def test_a_fit_by_another_solver_is_a_fit_of_search_every(tmp_path: Path) -> None:
+    tune = {"kernels": ["rbf"], "widths": "shared", "search_rows": [60], "rows": 120}
+    project = Project(tmp_path / "p", retrain={"search_every": 2}, gate={"tolerance": 9.0}, tune=tune)
+    assert not project.nights(1).searched
+    project.document["solver"]["tile_size"] = 64
+    assert project.run().searched
+
+
 def test_what_a_fit_shall_keep_may_change_while_it_is_interrupted_and_after_it(tmp_path: Path) -> None:
     project = Project(tmp_path / "p", gate={"tolerance": 9.0})
     project.deliver("n1", seed=1)
