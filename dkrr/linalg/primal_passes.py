@@ -62,6 +62,9 @@ MAX_RANGES = 64
 # what all tiles of all ranges together may take on disk, unless a few ranges already take more
 SUMS_BYTES, FEWEST_RANGES = 4 << 30, 4
 
+# of a range with a whole G of its own, which is written, read and added in 5 % of the time then
+WHOLE_ROWS = 10_000
+
 CHUNK_BYTES = 4 << 20
 
 PANEL = 2048
@@ -308,8 +311,10 @@ def row_ranges(n: int, features: Features, multiple: int) -> RowRanges:
     edge = grid.tile_size
     row_seconds = 2 * edge**2 * FLOP_SECONDS + 8 * features.num_monomials * BYTE_SECONDS
     most = max(FEWEST_RANGES, min(MAX_RANGES, SUMS_BYTES // (8 * edge * edge * grid.num_lower)))
-    # where features are dear, so are few rows for a whole G
-    rows = max(n / most, TASK_SECONDS / row_seconds, 0 if features.has_panels else edge)
+    rows = max(n / most, TASK_SECONDS / row_seconds)
+    if not features.has_panels:
+        count = max(1, int(n / max(rows, WHOLE_ROWS)))
+        rows = n / (count if count < 4 else count - count % 4)  # each of a few workers gets as many
     return RowRanges(n, min(n, -int(-rows // multiple) * multiple))
 
 
@@ -391,7 +396,8 @@ class FeatureRows:
                 cross[grid.span(p)] += part[edge:, : grid.rows(p)].T
                 squares[:] += part[edge:, edge] if p == 0 else 0.0
 
-        about = {name: matrices[0].tobytes().hex() for name, matrices in self._about().items()}
+        about: dict[str, Any] = {name: matrices[0].tobytes().hex() for name, matrices in self._about().items()}
+        about["rows"] = self.ranges.size
         folder = "" if self.workspace is None else f"sums-{key_of(about)[:12]}"
         shape = (edge + t + 1, edge + 1)
         self._pass("sums", shape, 2.0 * edge**2, {}, folder=folder, num_tiles=len(tiles)).consume(add)
