@@ -13,7 +13,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -178,7 +178,7 @@ def ingest(
                 for name, value in fields.items()
                 if name not in ("made_up", "places") and there[name] != value
             ]
-            if differing := differing or _differing(existing, 0, existing.num_rows, rows):
+            if differing := differing or _differing(existing, 0, existing.num_rows, existing.kept, rows):
                 raise StoreMismatchError(
                     f"{existing.path} exists with other rows ({'; '.join(differing)})",
                     hint="add to it with append=True, remove it, or choose another destination",
@@ -187,7 +187,7 @@ def ingest(
             return existing
         for found in base.generations if base is not None and label is not None else ():
             if base is not None and found.label == label:
-                if _differing(base, found.start, found.n, rows):
+                if _differing(base, found.start, found.n, found.kept, rows):
                     raise StoreMismatchError(
                         f"generation {found.number} of {base.path} is called {label!r} and holds {found.num_rows:,} "
                         f"other rows than {table.label}",
@@ -572,8 +572,11 @@ def _check_same_columns(base: Dataset, table: Table, layout: Layout, fields: dic
         )
 
 
-def _differing(dataset: Dataset, start: int, stop: int, rows: Iterable[dict[str, Floats]]) -> list[str]:
-    """In what a source differs from rows ``start`` to ``stop`` of a data set; reads both, writes nothing."""
+def _differing(dataset: Dataset, start: int, stop: int, kept: NDArray[np.bool_], rows: _Rows) -> list[str]:
+    """In what a source differs from rows ``start`` to ``stop`` of a data set; reads both, writes nothing.
+
+    ``kept`` says which of all rows these are: a mask counts those that were left out, too.
+    """
     position, differing = start, list[str]()
     for block in rows:
         end = position + len(block["X"])
@@ -581,4 +584,7 @@ def _differing(dataset: Dataset, start: int, stop: int, rows: Iterable[dict[str,
             there = dataset.read_parts(position, end)
             differing = [f"{name}: other values" for name in there if not np.array_equal(there[name], block[name])]
         position = end
-    return differing if position == stop else [f"rows: {stop - start} there, {position - start} wanted"]
+    if position != stop:
+        return [f"rows: {stop - start} there, {position - start} wanted"]
+    is_same = np.all(kept) if rows.dropped is None else np.array_equal(rows.dropped, ~kept)
+    return differing or ([] if is_same else ["missing values: in other rows"])

@@ -160,12 +160,12 @@ def _fetch(url: str) -> Path | None:
     """
     name, parent = name_of(url), parent_of(url)
     size = key_size(parent, name) if name.endswith(_FILES) else None
-    sizes, listed = {name: size or 0}, []
+    sizes, check = {name: size or 0}, None
     if size is None:
         if name.endswith(".zarr") or "zarr.json" in children(url):  # whose chunks need not be listed
             return None
-        listed = list_entries(url)
-        sizes = {f"{name}/{item.key}": item.num_bytes for item in listed if is_visible(item.key)}
+        check = _unchanged_objects(url)
+        sizes = {f"{name}/{item.key}": item.num_bytes for item in list_entries(url) if is_visible(item.key)}
         if not any(key.endswith(".parquet") for key in sizes):
             if name.endswith(_FILES):
                 raise StoreError(f"{url} does not exist", hint="check the address")
@@ -179,8 +179,8 @@ def _fetch(url: str) -> Path | None:
             (folder / key).parent.mkdir(parents=True, exist_ok=True)
             if get_file(parent, key, folder / key) is None:
                 raise StoreError(f"{join(parent, key)} was removed while it was read", hint="start again")
-        if listed and list_entries(url) != listed:  # one object is never of two versions, several are
-            raise DataError(f"{url} was changed while it was read", hint="start again when it is complete")
+        if check is not None:
+            check()
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -307,7 +307,19 @@ def open_zarr(location: Any, label: str, **options: Any) -> Table:
 
     import zarr
 
-    return zarr_table(zarr.open(zarr_store(location), mode="r", zarr_format=3), label, **options)
+    check = _unchanged_objects(location) if is_url(location) else None
+    return zarr_table(zarr.open(zarr_store(location), mode="r", zarr_format=3), label, check=check, **options)
+
+
+def _unchanged_objects(url: str) -> Callable[[], None]:
+    """As :func:`~dkrr.dataset.table.unchanged`, for all objects below an address: one is never of two versions."""
+    listed = list_entries(url)
+
+    def check() -> None:
+        if list_entries(url) != listed:
+            raise DataError(f"{url} was changed while it was read", hint="start again when it is complete")
+
+    return check
 
 
 def _check_present(location: Any, num_rows: Any, label: str) -> None:
@@ -321,8 +333,11 @@ def _check_present(location: Any, num_rows: Any, label: str) -> None:
         )
 
 
-def zarr_table(node: Any, label: str, **options: Any) -> Table:
-    """An opened Zarr array, or a group with X and, if there, y and weight; a data set that was opened as a group."""
+def zarr_table(node: Any, label: str, *, check: Callable[[], None] | None = None, **options: Any) -> Table:
+    """An opened Zarr array, or a group with X and, if there, y and weight; a data set that was opened as a group.
+
+    ``check`` raises where it was changed; for a local one there is one by default.
+    """
     import zarr
 
     folder = getattr(node.store, "root", None)  # of a local store
@@ -334,11 +349,12 @@ def zarr_table(node: Any, label: str, **options: Any) -> Table:
     if isinstance(node, zarr.Array):
         _check_array(node.metadata.to_dict(), label)
         chunk = (getattr(node, "shards", None) or node.chunks or (1,))[0]
-        check = unchanged(Path(location).rglob("*")) if folder is not None else lambda: None
+        if folder is not None:
+            check = unchanged(Path(location).rglob("*"))
 
         def read(start: int, stop: int) -> NDArray[Any]:
             found = np.asarray(node[start:stop])
-            if stop == node.shape[0]:
+            if stop == node.shape[0] and check is not None:
                 check()
             return found
 
@@ -351,7 +367,7 @@ def zarr_table(node: Any, label: str, **options: Any) -> Table:
             hint="name the array inside the group, or rename it",
         )
     parts = {
-        name: zarr_table(array, f"{name} of {label}", prefix=name.lower(), allow_1d=name != "X")
+        name: zarr_table(array, f"{name} of {label}", check=check, prefix=name.lower(), allow_1d=name != "X")
         for name, array in arrays.items()
         if array is not None
     }

@@ -199,17 +199,16 @@ def array_table(values: Any, label: str, **options: Any) -> Table:
 def as_array(values: Any, label: str) -> NDArray[Any]:
     """A list, or anything with ``__array__``, as an array; see :func:`array_table`."""
     values = with_mask(values)
-    if isinstance(values, np.ndarray):
-        return values if isinstance(values, np.ma.MaskedArray) else np.asarray(values)
     if type(values).__module__.partition(".")[0] == "scipy" and hasattr(values, "toarray"):
         raise DataError(f"{label} is sparse ({type(values).__name__}); dense rows expected", hint="pass .toarray()")
-    if not isinstance(values, list | tuple) and not hasattr(values, "__array__"):
+    if not isinstance(values, list | tuple | np.ndarray) and not hasattr(values, "__array__"):
         raise DataError(
             f"{label} is of type {type(values).__name__}; a path, NumPy, pandas, dask or Zarr array expected",
             hint="convert it with numpy.asarray",
         )
     try:
-        return np.asarray(values)
+        found = np.asanyarray(values)  # a variable of a file may have a mask, too
+        return found if isinstance(found, np.ma.MaskedArray) else np.asarray(found)
     except (ValueError, TypeError) as exc:
         raise DataError(f"{label} is not a rectangular array ({exc})", hint="give every row the same length") from exc
 
@@ -375,8 +374,12 @@ def to_floats(values: Any, label: str, first_row: int = 0) -> Floats:
         named = [(f"column {name!r} of {label}", np.asarray(item)) for name, item in zip(labels, columns, strict=True)]
         return np.column_stack([to_floats(item, name, first_row) for name, item in named])
     if isinstance(values, np.ma.MaskedArray):
-        # a masked value is a missing one; asarray would uncover what is under the mask
-        return np.ma.filled(values.astype(np.float64), np.nan)
+        # a masked value is a missing one, whatever is under the mask
+        hidden, there = np.ma.getmaskarray(values), np.asarray(values.data)
+        if there.dtype.kind == "O":
+            there = there.copy()
+            there[hidden] = None
+        return np.where(hidden, np.nan, to_floats(there, label, first_row))
     array = np.asarray(values)
     if array.dtype.kind in "biuf":
         with np.errstate(over="ignore"):  # a long double beyond float64 becomes inf, which the caller reports

@@ -42,6 +42,7 @@ from dkrr.dataset.table import (
     target_columns,
     visible_files,
 )
+from dkrr.dataset.writer import remove_dataset
 from dkrr.errors import DataError, DkrrError, JobFileError, StoreError
 from dkrr.jobs.spec import OF_LABELS, DataSpec, JobSpec
 from dkrr.jobs.toml import BUILT_IN, is_data_file
@@ -150,19 +151,27 @@ def open_data(
     options = {**data.options(), "one_hot": data.one_hot}
     known = [] if fitted is None else [[fitted.names, fitted.named_targets, fitted.classes, fitted.places]]
     name = path.partition("?")[0] if "://" in path else path  # how an address is reached does not matter
-    destination = place(store, "data", key_of({"source": [name, _files(path), options, *known]}) + ".zarr")
-    try:
+    source: Any = path
+    files = _files(path)
+    destination = place(store, "data", key_of({"source": [name, files, options, *known]}) + ".zarr")
+    with contextlib.suppress(StoreError):
         return open_dataset(destination)
-    except StoreError:
-        if fitted is None:
-            return ingest(path, destination, wait=True, **options)
-    table = open_table(path, **data.text_options(), named=[fitted.names])
-    if by_name := ordered_like(fitted, table):
-        options |= {"weight": None, **by_name}  # scores are not weighted
-    else:
-        options |= _as_they_stood(fitted, table, data)
-    options["one_hot"] = fitted.classes is not None and table.classes is None
-    return ingest(table, destination, wait=True, **options, classes=fitted.classes)
+    if fitted is not None:
+        source = table = open_table(path, **data.text_options(), named=[fitted.names])
+        if by_name := ordered_like(fitted, table):
+            options |= {"weight": None, **by_name}  # scores are not weighted
+        else:
+            options |= _as_they_stood(fitted, table, data)
+        options |= {"one_hot": fitted.classes is not None and table.classes is None, "classes": fitted.classes}
+    dataset = ingest(source, destination, wait=True, **options)
+    if _files(path) != files:  # at an address these may be what is there again
+        remove_dataset(destination)
+        raise _was_changed(path)
+    return dataset
+
+
+def _was_changed(path: str) -> DataError:
+    return DataError(f"{path} was changed while it was read", hint="start again when it is complete")
 
 
 def _as_they_stood(fitted: Dataset, table: Table, data: DataSpec) -> dict[str, Any]:
@@ -222,6 +231,10 @@ def prepare(job: JobSpec, store: Any, dataset: Dataset | None = None) -> Prepare
         mask = _mask(job, dataset)
     held_out = None if mask is None else mask_digest(mask)
     split = key_of({"rows": facts["digests"], "held_out": held_out, "standardize": job.data.standardize})
+    # the rows, the mask and other held-out rows are of one state of each file
+    for key, state in _sources(job).items():
+        if isinstance(state, list) and state != sources.get(key):
+            raise _was_changed(_paths(job)[key])
     if mask is not None and test is None:
         location = place(store, "rows", f"{split}-test.zarr")
         test = replace(prepare_rows(dataset, location, test_mask=~mask, standardize=False)[0], **fields_of(dataset))

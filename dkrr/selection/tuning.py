@@ -68,7 +68,7 @@ from dkrr.errors import DamagedChunkError, DataError, MemoryBudgetError, NotPosi
 from dkrr.fit.inputs import TemporaryStore, find_dataset, find_executor, rows_on_disk
 from dkrr.kernels import Kernel
 from dkrr.linalg.fit_losses import fit_losses, label_targets
-from dkrr.linalg.loss import log_probabilities
+from dkrr.linalg.loss import Loss, log_probabilities
 from dkrr.linalg.operators import Rows, read_rows
 from dkrr.linalg.workspace import BASELINE_BYTES
 from dkrr.selection.choice import (
@@ -766,7 +766,8 @@ def tune(
     Raises
     ------
     DataError
-        No targets, fewer than two rows of positive weight, or targets that are all constant.
+        No targets, fewer than two rows of positive weight, or targets that are all constant. A loss for labels wants a
+        column for each class, several quantiles want one target.
     """
     settings = settings or TuneSettings()
     most = max(settings.rows, *settings.search_rows)
@@ -789,6 +790,8 @@ def tune(
                 "rows that the search begins with: no width predicts it better than another",
                 hint="name another target, or let the search begin with more rows ([tune] search_rows)",
             )
+        if settings.fold_loss is not None:
+            _check_loss_targets(settings.fold_loss.losses, dataset.num_targets)
         location = place(store, "tune", f"{digest}.zarr")
         write_json(location, UNFINISHED, {})  # a search that is interrupted continues with its trials
         result = Tuner(
@@ -807,3 +810,13 @@ def tune(
         ).run()
         delete_key(location, UNFINISHED)
         return result
+
+
+def _check_loss_targets(losses: Sequence[Loss], num_targets: int) -> None:
+    if losses[0].is_for_labels and num_targets < 2:
+        raise DataError(
+            "the loss is for classes, and y has one column; one for each class expected, largest where a row has it",
+            hint="pass (y[:, None] == numpy.unique(y)).astype(float)",
+        )
+    if len(losses) > 1 and num_targets > 1:
+        raise DataError(f"{len(losses)} quantiles, {num_targets} targets; one target expected", hint="tune each alone")

@@ -20,12 +20,14 @@ import pytest
 import zarr
 
 import dkrr
-from dkrr.dataset import sources
+from dkrr.dataset import read_mask, sources
 from dkrr.dataset.sources import open_table
 from dkrr.errors import DamagedChunkError, DataError, DkrrError
+from dkrr.jobs.prepare import prepare
+from dkrr.jobs.spec import JobSpec
 from dkrr.selection.tuning import TuneSettings, tune
 from dkrr.store.chunks import ChunkArray
-from dkrr.store.files import write_key
+from dkrr.store.files import write_key, zarr_store
 from dkrr.store.lease import process_record
 from tests.contract.helpers import run
 from tests.faults import swap
@@ -640,3 +642,67 @@ def test_a_finished_job_is_submitted_again_when_a_file_that_it_reads_was_written
     assert not started
     run("submit", "job.toml")
     assert len(started) == 1
+
+
+# --- while they are read ----------------------------------------------------------------------------------------------
+
+
+def test_the_mask_is_read_from_the_file_that_the_rows_are_from(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = "".join(f"{i},{i % 3},{int(i < 5)}\n" for i in range(30))
+    (job / "rows.csv").write_text(f"a,y,held\n{rows}")
+    text = '[data]\npath = "rows.csv"\ntarget = "y"\n[model]\nkernel = "rbf"\n[evaluate]\nmask = "held"\n'
+    (job / "job.toml").write_text(text)
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        (job / "next.csv").write_text((job / "rows.csv").read_text().replace("29,2,0", "29,2,1"))
+        os.replace(job / "next.csv", job / "rows.csv")
+        return read_mask(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dkrr.jobs.prepare.read_mask", late)
+        run("fit", job / "job.toml", exits=4, said="rows.csv was changed while it was read")
+
+
+def test_an_object_that_was_another_one_for_a_moment_is_read_as_it_is(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def put(first: int) -> None:
+        write_key(bucket.url("data"), "t.csv", "".join(["x,y\n", *(f"{i},{first + i}\n" for i in range(40))]).encode())
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        put(1000)
+        return dkrr.ingest(*arguments, **options)
+
+    document = {
+        "data": {"path": bucket.url("data/t.csv"), "target": "y"},
+        "model": {"kernel": "rbf"},
+        "output": {"directory": "runs/a"},
+    }
+    spec = JobSpec.from_dict(document, base=tmp_path)
+    put(0)
+    with monkeypatch.context() as patch:
+        patch.setattr("dkrr.jobs.prepare.ingest", late)
+        with pytest.raises(DataError, match=r"t\.csv.* was changed while it was read"):
+            prepare(spec, spec.store)
+    put(0)
+    assert prepare(spec, spec.store).train.targets.read(0, 1)[0, 0] == 0
+
+
+def test_an_array_at_an_address_that_is_written_while_it_is_read_is_refused(bucket: Bucket, tmp_path: Path) -> None:
+    def write(value: float) -> None:
+        options: dict[str, Any] = {"shape": (3072, 1024), "chunks": (1024, 1024), "dtype": "float64", "zarr_format": 3}
+        zarr.create_array(zarr_store(bucket.url("x.zarr")), **options, overwrite=True)[:] = value
+
+    def slowly(*arguments: Any) -> Iterator[Any]:
+        for number, block in enumerate(blocks(*arguments)):
+            yield block
+            if not number:
+                write(2.0)
+
+    write(1.0)
+    table = open_table(bucket.url("x.zarr"))
+    blocks, table.blocks = table.blocks, slowly  # type: ignore[method-assign]
+    with pytest.raises(DataError, match=r"x\.zarr.* was changed while it was read"):
+        dkrr.ingest(table, tmp_path / "rows.zarr")

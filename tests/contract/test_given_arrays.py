@@ -40,6 +40,56 @@ def test_weights_are_numbers_and_all_there(options: dict[str, Any], rows: tuple[
     assert np.array_equal(whole, estimator.fit(X, y, pd.Series(w)).predict(X))
 
 
+@pytest.mark.parametrize("kind", ["M8[D]", "m8[s]", str, complex, "text in objects"])
+def test_a_mask_makes_no_numbers_of_what_are_none(kind: Any, rows: tuple[Any, Any, Any], tmp_path: Path) -> None:
+    X, y, _ = rows
+    given = (
+        np.arange(N).astype(str).astype(object) if isinstance(kind, str) and " " in kind else np.arange(N).astype(kind)
+    )
+    values, table = np.ma.masked_array(given), np.ma.masked_array(np.column_stack([given] * 3))
+    estimator = dkrr.KernelRidge(kernel="rbf").fit(X, y)
+    for use in (
+        lambda: dkrr.KernelRidge().fit(X, values),
+        lambda: dkrr.KernelRidge(tile_size=16).fit(table, y),
+        lambda: estimator.fit(X, y, values),
+        lambda: estimator.predict(table),
+        lambda: estimator.score(X, values),
+        lambda: dkrr.ingest(table, tmp_path / "d.zarr"),
+    ):
+        with pytest.raises((DataError, ValueError, TypeError)):
+            use()
+
+
+class Variable:
+    """What netCDF4 reads: an array with a mask, from something that is no array."""
+
+    def __init__(self, values: Any) -> None:
+        self.values, self.shape, self.ndim, self.dtype = values, values.shape, values.ndim, values.dtype
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return self.values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+def test_what_is_masked_in_a_variable_of_a_file_is_missing(rows: tuple[Any, Any, Any], tmp_path: Path) -> None:
+    X, y, w = rows
+    covered = np.ma.masked_array(X, mask=np.arange(N)[:, None] == [2, -1, -1])
+    np.save(tmp_path / "X.npy", X)
+    uses = {
+        "X": lambda: dkrr.ingest(Variable(covered), tmp_path / "d.zarr", y=y),
+        "y": lambda: dkrr.ingest(X, tmp_path / "d.zarr", y=Variable(hidden(y))),
+        "weight": lambda: dkrr.ingest(X, tmp_path / "d.zarr", y=y, sample_weight=Variable(hidden(w))),
+        "y of a fit": lambda: dkrr.KernelRidge(store=tmp_path / "s").fit(str(tmp_path / "X.npy"), Variable(hidden(y))),
+    }
+    for use in uses.values():
+        with pytest.raises(DataError, match="nan"):
+            use()
+    found = dkrr.ingest(Variable(covered), tmp_path / "d.zarr", y=y, missing="drop")
+    assert found.num_dropped == 1
+
+
 def hidden(values: Any, at: int = 2) -> Any:
     """A copy in which one value (of each column) is masked."""
     return np.ma.masked_array(

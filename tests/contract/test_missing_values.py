@@ -13,7 +13,7 @@ import pytest
 
 import dkrr
 from dkrr.dataset import drop_generations, keep_last, row_hash_fraction
-from dkrr.errors import DataError, ParameterError, RefusedError
+from dkrr.errors import DataError, ParameterError, RefusedError, StoreMismatchError
 from tests.contract.helpers import run
 from tests.jobs.retrain.project import Project, in_process, rows_of
 
@@ -239,3 +239,14 @@ def test_rows_of_which_none_has_a_class(label: str, tmp_path: Path, monkeypatch:
     with pytest.raises(RefusedError, match=r"n1.csv: all 2 rows of .* have missing values"):
         project.run()
     assert project.run().outcome == "nothing new"
+
+
+@pytest.mark.parametrize("label", [None, "first"])
+def test_the_same_rows_with_gaps_in_other_places_are_others(label: str | None, tmp_path: Path) -> None:
+    """A mask counts the rows that were left out."""
+    frame, options = with_gaps(), {"target": "y", "missing": "drop", "append": label is not None, "label": label}
+    dkrr.ingest(frame, tmp_path / "d.zarr", **options)
+    dkrr.ingest(frame, tmp_path / "d.zarr", **options)
+    gaps_last = pd.concat([frame.drop(index=GONE), frame.loc[GONE]])
+    with pytest.raises(StoreMismatchError):
+        dkrr.ingest(gaps_last, tmp_path / "d.zarr", **options)

@@ -20,7 +20,7 @@ import dkrr.selection.tuning
 from dkrr import DataError, Dataset, ParameterError, ingest
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import InterruptedRunError, NotPositiveDefiniteError
-from dkrr.selection.choice import FAMILIES, Explained, TuneResult, TuneSettings, family_kernel, kernel_keys
+from dkrr.selection.choice import FAMILIES, Explained, FoldLoss, TuneResult, TuneSettings, family_kernel, kernel_keys
 from dkrr.selection.tuning import draw_subset, tune
 
 N, D = 400, 4
@@ -318,3 +318,20 @@ def test_the_keys_of_a_family_build_its_kernel(family: str, shared: bool) -> Non
 def test_rows_that_coincide_without_noise_are_named() -> None:
     with pytest.raises(NotPositiveDefiniteError, match="of 90 rows is not positive definite at row 1 "):
         rows().evaluate("rbf", np.ones(1), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "y"),
+    [
+        (FoldLoss(loss="hinge", metric="accuracy", C=(0.1, 1.0)), np.arange(60.0) % 2),
+        (
+            FoldLoss(loss="pinball", metric="pinball", quantile=(0.1, 0.9), C=(0.1, 1.0)),
+            np.random.default_rng(0).random((60, 2)),
+        ),
+    ],
+    ids=["labels in one column", "quantiles of two targets"],
+)
+def test_targets_that_are_not_those_of_the_loss_are_refused(loss: FoldLoss, y: np.ndarray) -> None:
+    settings = TuneSettings(kernels=("rbf",), search_rows=(30,), rows=60, fold_loss=loss)
+    with pytest.raises(DataError, match="expected"):
+        tune(np.random.default_rng(1).random((60, 2)), y, settings=settings)
