@@ -204,7 +204,8 @@ def _names(aliases: Aliases, version: str) -> list[str]:
 
 def _line(version: Version, aliases: Aliases) -> str:
     score = version.facts.get("score")
-    scores = [", ".join(f"{k} {v:.6g}" for k, v in score.items())] if isinstance(score, dict) else []
+    known = {k: v for k, v in score.items() if v is not None} if isinstance(score, dict) else {}
+    scores = [", ".join(f"{k} {v:.6g}" for k, v in known.items())] if known else []
     return "  ".join([version.created_at, f"{version.num_rows:,} rows", *scores, *_names(aliases, version.id)])
 
 

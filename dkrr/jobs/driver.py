@@ -315,6 +315,7 @@ def driving(
     *,
     kind: str = "fit",
     progress: Progress | None = None,
+    above: int = 0,
 ) -> Iterator[Monitor]:
     """Be the driver of a run while the block runs.
 
@@ -327,6 +328,8 @@ def driving(
         directory; the others have something in there before.
     progress
         Called for every finished task.
+    above
+        See :class:`~dkrr.store.lease.Lease`.
 
     Raises
     ------
@@ -337,7 +340,7 @@ def driving(
     """
     folder, stays = directory.folder, kind != "fit" or directory.exists()
     new = [] if folder is None or stays else [path for path in folder.parents if not path.exists()]
-    lease = Lease(directory.location, DRIVER, directory.location, kind=kind)
+    lease = Lease(directory.location, DRIVER, directory.location, kind=kind, above=above)
     with lease.held():
         monitor = Monitor(directory, lease, progress)
         try:

@@ -331,6 +331,7 @@ class Findings:
         self.name, self.location, self.shown = (
             scrub(text) for text in (directory.name, directory.location, directory.shown)
         )
+        self.goes_on_by = _tolerant(lambda: directory.goes_on_by, f"`dkrr resume {self.shown}`")
         self.status = Status.from_dict(scrub(asdict(status)))
         self.state, self.is_finished, self.goes_on = status.state, status.state == "finished", not status.is_over
         result, job, figures = (_document(directory, f"{name}.json") for name in ("result", "job", "figures"))

@@ -40,7 +40,7 @@ from dkrr.jobs.run import drive_job, job_executor
 from dkrr.jobs.run_directory import RunDirectory, utc_now
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.tune import tune_job
-from dkrr.models.model import load_model
+from dkrr.models.model import Model, load_model
 from dkrr.models.prediction import LOWER_IS_BETTER, Score, score_dataset
 from dkrr.store.documents import plain
 from dkrr.store.files import children, join, name_of, note_user
@@ -287,15 +287,17 @@ def _judge(
         if test is None:
             raise StoreError("the fit has no held-out rows", hint="say which in [holdout]")
 
-        def score(other: str) -> dict[str, Any]:
-            model = load_model(named.resolve(other).model_path)
+        models = [load_model(named.resolve(other).model_path) for other in (version, production) if other is not None]
+
+        def score(model: Model) -> dict[str, Any]:
             with executor_of_size(model, test.num_rows, lambda: job_executor(job, spec.store)) as executor:
                 return asdict(score_dataset(model, test, executor, monitor, store=spec.store)[0])
 
         # a file of held-out rows may have been replaced since the fit: both models see what it holds now
-        candidate = score(version) if spec.holdout.path else fit["score"]
-        there = None if production is None else score(production)
-        return {"num_rows": test.num_rows, "candidate": candidate, "production": there}
+        candidate = score(models[0]) if spec.holdout.path else fit["score"]
+        there = None if production is None else score(models[1])
+        levels = [model.levels for model in models]
+        return {"num_rows": test.num_rows, "candidate": candidate, "production": there, "levels": levels}
 
     monitor.phase("evaluate")
     scores = step(history.directory, "evaluate", {"fit": key, "production": production}, evaluate)
@@ -345,7 +347,8 @@ def judge(
     fit
         ``relative_residual``, or ``gap`` of another loss than the square, per target, and ``converged``.
     scores
-        ``num_rows`` of the held-out rows, and scores of the ``candidate`` and of what is in ``production``, or None.
+        ``num_rows`` of the held-out rows, and scores of the ``candidate`` and of what is in ``production``, or None;
+        ``levels`` are the quantiles that both predict.
     production
         The version that is compared with.
     drift
@@ -366,7 +369,11 @@ def judge(
         ),
         _against_constant(gate, metric, candidate),
     ]
-    if scores["production"] is not None:
+    levels = scores.get("levels") or [[]]
+    if levels[0] != levels[-1]:  # a pinball loss is that of its quantile
+        sentence = f"the quantiles {levels[0]} are others than {levels[-1]} of {production} in production: not compared"
+        checks.append(Check("score", True, sentence))
+    elif scores["production"] is not None:
         new, old = candidate.value(metric), score_of(scores["production"]).value(metric)
         is_lower = metric in LOWER_IS_BETTER
         bar = old * (1 + gate.tolerance) if is_lower else old - gate.tolerance

@@ -143,9 +143,11 @@ class History:
         self.labels: dict[int, str | None] = {}
         self._known: dict[int, KnownRows] = {}
         self._foreseen: list[KnownRows] = []  # what a dry run would have appended
-        for number in (int(name[:-5]) for name in children(join(spec.directory, "holdout")) if name.endswith(".json")):
-            known = document["labels"]
-            self._note(number, known[str(number)] if str(number) in known else self._decision(number)["label"])
+        known = {int(number): label for number, label in document["labels"].items()}
+        for number in [int(name[:-5]) for name in children(join(spec.directory, "holdout")) if name.endswith(".json")]:
+            self._note(number, known[number] if number in known else self._decision(number)["label"])
+        for number in known.keys() - self.labels.keys():
+            self._kept(number, ".json")
 
     def _note(self, number: int, label: str | None) -> None:
         self.labels[number] = label

@@ -165,8 +165,10 @@ def _describe_model(path: str) -> dict[str, Any]:
     # targets of a loss for labels are classes, and not whitened
     whitens_y = scaling is not None and bool(scaling.y_mean.any() or (scaling.y_std != 1).any())
     of_what, (worst, exact) = " (of the whitened target)" if whitens_y else "", solution.worst
+    fitted = model.provenance.get("num_training_rows")
     facts = {
-        "rows": model.num_rows,
+        **({} if fitted is None else {"rows": fitted}),
+        **({} if fitted == model.num_rows else {"coefficients": model.num_rows}),
         "features": model.num_features,
         "targets": model.num_targets,
         "kernel": "precomputed" if model.kernel is None else model.kernel.to_dict(),
@@ -614,11 +616,11 @@ def _may_resume(array: str, unfinished: list[dict[str, Any]]) -> bool:
     if kind not in ("grams", "factors"):
         return bool(unfinished) and kind != "scratch"  # whose name is drawn anew by every attempt
     try:
-        document = json.loads(read_key(array, "zarr.json") or b"")
-        n, tile_size = document["shape"][0], document["chunk_grid"]["configuration"]["chunk_shape"][0]
+        num_rows = json.loads(read_key(array, "zarr.json") or b"")["shape"][0]
     except (OSError, ValueError, LookupError, TypeError):
         return False  # nothing can be resumed from an array without metadata
-    return any((plan.get("num_rows"), plan.get("tile_size")) == (n, tile_size) for plan in unfinished)
+    # whatever its tiles: leave-one-out after conjugate gradients, say, has others than the plan
+    return any(plan.get("num_rows") == num_rows for plan in unfinished)
 
 
 def _partials(

@@ -30,6 +30,7 @@ from dkrr.jobs.facts import (
     progress_words,
     result_facts,
     reuse_facts,
+    reused_rows,
     score_facts,
     sentence,
     size_rows,
@@ -416,7 +417,7 @@ def reuse_section(found: Findings) -> Iterator[Block]:
         yield Table((), rows, "Found and kept")
     is_new = result.get("tiles_total") == result.get("tiles_computed") and not tasks
     said = f"This is attempt {status.epoch}: what earlier ones finished, and what is valid in the store, is used."
-    if status.epoch < 2 and is_new and not any(name == "reused" for name, _ in rows):
+    if status.epoch < 2 and is_new and not reused_rows(reused):
         said = "Nothing was resumed: this is the first attempt of the run, and what it needed was computed."
     yield Text(said)
 
@@ -573,7 +574,7 @@ def _verdict(found: Findings) -> str:
         return f"The run was {found.state}{phase} when this page was made; `dkrr report {found.shown}` makes it again."
     how = cut(f"{'' if found.state == 'failed' else 'was '}{sentence(found.status)}").rstrip(".")
     earlier = " An earlier attempt finished; its result and model are still there." if found.has_earlier_result else ""
-    return f"The run {how}. `dkrr resume {found.shown}` continues it with what is finished.{earlier}"
+    return f"The run {how}. {found.goes_on_by} continues it with what is finished.{earlier}"
 
 
 @lru_cache(maxsize=1)

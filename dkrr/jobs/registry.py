@@ -386,14 +386,14 @@ class NamedModel:
         attributes = document.get("attributes") if isinstance(document, dict) else None
         if not isinstance(attributes, dict) or attributes.get("format") != "dkrr-model":
             raise StoreError(f"{model_path} is not a model of dkrr", hint="give a model.zarr")
-        digest = check_manifest(model_path)
+        digest, provenance = check_manifest(model_path), attributes.get("provenance") or {}
         key = key or digest
         versions = self.versions()
         version = next((found for found in versions if found.key == key), None)
         if version is None:
             number = self._number(1 + max((found.number for found in versions), default=0), key, digest)
-            version = self._publish(model_path, number, key, digest, facts or {})
-        note_user((attributes.get("provenance") or {}).get("store"), self.root)
+            version = self._publish(model_path, number, key, digest, provenance, facts or {})
+        note_user(provenance.get("store"), self.root)
         if candidate:
             moved = {"candidate": version.id}
             self.change(lambda aliases: aliases.moved(**moved), why="published", lease_epoch=lease_epoch)
@@ -402,16 +402,20 @@ class NamedModel:
     def _number(self, number: int, key: str, digest: str) -> int:
         """The first number from ``number`` on that no other model has, and that no other will have."""
         claim = {"key": key, "model_digest": digest}  # the same bytes may be published twice: nothing is overwritten
+        removing = self.aliases().removing  # by a deletion that goes on, or was interrupted
         while create_json(self.location, name := f"numbers/{number:04d}.json", claim, durable=True) is None:
-            if read_json(self.location, name) == claim:
+            if read_json(self.location, name) == claim and _id(number, key) not in removing:
                 break
             number += 1
         return number
 
-    def _publish(self, model_path: str, number: int, key: str, digest: str, facts: dict[str, Any]) -> Version:
+    def _publish(
+        self, model_path: str, number: int, key: str, digest: str, provenance: dict[str, Any], facts: dict[str, Any]
+    ) -> Version:
         """Copy a model, its record last."""
-        name = f"{number:04d}-{key[:12]}"
+        name = _id(number, key)
         arrays = [read_json(join(model_path, array), "zarr.json") for array in ("X_fit", "dual_coef")]
+        kept = next((array["shape"][0] for array in arrays if isinstance(array, dict)), 0)
         version = Version(
             id=name,
             number=number,
@@ -419,7 +423,7 @@ class NamedModel:
             location=join(self.location, VERSIONS, name),
             model_digest=digest,
             created_at=utc_now(),
-            num_rows=next((int(array["shape"][0]) for array in arrays if isinstance(array, dict)), 0),
+            num_rows=int(provenance.get("num_training_rows") or kept),
             facts=plain(facts),
         )
         _copy(model_path, version.model_path)
@@ -592,6 +596,10 @@ class NamedModel:
                     os.rmdir(location)
         self.change(forget, why="prune")
         return [version for version in versions if version.id in gone]
+
+
+def _id(number: int, key: str) -> str:
+    return f"{number:04d}-{key[:12]}"
 
 
 def _unneeded(versions: list[Version], aliases: Aliases, keep: int, grace_seconds: float) -> list[Version]:

@@ -187,7 +187,8 @@ def _drive(
             f"{directory.location} exists and is not the records of a retrain job",
             hint="give the model another name, or another [retrain] registry",
         )
-    with driving(directory, kind="retrain", progress=progress) as monitor:
+    # the records may be gone, or older ones: aliases know the epoch of the last driver
+    with driving(directory, kind="retrain", progress=progress, above=named.aliases().fence) as monitor:
         directory.write_bytes("job.json", json_bytes(plain(spec.to_dict())))
         history = History(spec)
         dataset = add_rows(history, summary, monitor.phase)

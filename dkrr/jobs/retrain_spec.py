@@ -26,7 +26,7 @@ import fnmatch
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -37,15 +37,8 @@ from dkrr.errors import InterruptedRunError, JobFileError, StoreError
 from dkrr.jobs.registry import check_name
 from dkrr.jobs.spec import HeldOutRows, JobSpec, OutputSpec, check_metric
 from dkrr.jobs.toml import BUILT_IN, FILE_SUFFIXES, Location, Source, Table, misplaced
-from dkrr.store.files import (
-    file_state,
-    is_url,
-    join,
-    list_entries,
-    name_of,
-    overlaps,
-    parent_of,
-)
+from dkrr.store.files import file_state, is_url, join, list_entries, name_of, overlaps, parent_of
+from dkrr.store.objects import Entry, find_object
 
 Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -272,11 +265,14 @@ class RetrainSpec(JobSpec):
         return deliveries(self.retrain.incoming, own)
 
     def held_out_bytes(self) -> Any:
-        """What tells held-out rows in a file of their own from others: the bytes of the file, which are read."""
+        """What tells held-out rows in a file, or folder, of their own from others: its bytes, which are read."""
         path = self.holdout.path
         if path is None or path.startswith(BUILT_IN):
             return path
-        return [[found.name, found.content_hash()] for found in deliveries(path)]
+        found = Delivery(name_of(path), path, _state(path))
+        if not found.state:
+            raise StoreError(f"[holdout] path: nothing is at {path}", hint="restore it, or name other held-out rows")
+        return [[found.name, found.content_hash()]]
 
     def job_tables(self) -> dict[str, Any]:
         """The tables of the job as plain nested dicts."""
@@ -302,12 +298,11 @@ class Delivery:
         InterruptedRunError
             The file changed while it was read.
         """
-        digest = hashlib.sha256()
-        if is_url(self.location):
+        digest, is_here = hashlib.sha256(), not is_url(self.location)
+        if not is_here:
             digest.update(repr([[key.partition("/")[2], *facts] for key, *facts in self.state]).encode())
-            return digest.hexdigest()
         with contextlib.suppress(FileNotFoundError):
-            for name, *_ in self.state:
+            for name, *_ in self.state if is_here else ():
                 with open(os.path.join(self.location, name).rstrip("/"), "rb") as stream:
                     digest.update(name.encode() + hashlib.file_digest(stream, "sha256").digest())
             if _state(self.location) == self.state:
@@ -359,9 +354,13 @@ def _names(folder: str) -> list[str]:
 
 
 def _state(location: str) -> Any:
-    """Name, size and times of last change of a file, or of every file in a folder that counts."""
+    """Name, size and times of last change of a file, or of every file in a folder that counts; none of nothing."""
+    if is_url(location):
+        name, found = name_of(location), find_object(parent_of(location), name_of(location))
+        below = [replace(item, key=f"{name}/{item.key}") for item in list_entries(location) if _counts(name, item.key)]
+        return [_facts(item) for item in ([] if found is None else [found]) + below]
     if not os.path.isdir(location):
-        return [["", *file_state(location)]]
+        return [["", *file_state(location)]] if os.path.exists(location) else []
     paths = sorted(os.path.join(folder, name) for folder, _, names in os.walk(location) for name in names)
     named = [(os.path.relpath(path, location), path) for path in paths]
     return [[name, *file_state(path)] for name, path in named if _counts(location, name)]
@@ -378,5 +377,9 @@ def _objects(folder: str) -> dict[str, list[Any]]:
     for item in list_entries(folder):
         delivery, _, name = item.key.partition("/")
         if _counts(delivery, name):
-            found.setdefault(delivery, []).append([item.key, item.num_bytes, item.version])
+            found.setdefault(delivery, []).append(_facts(item))
     return found
+
+
+def _facts(item: Entry) -> list[Any]:
+    return [item.key, item.num_bytes, item.version]

@@ -303,7 +303,7 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
         model, tiles = models[best], fits[best].tiles
         model.write(path, overwrite=True)
         if job.leaves_out:
-            left_out = _leave_out(job, fits[best], rows, workspace, path, directory)
+            left_out = _leave_out(job, fits[best], rows, workspace, model, path, directory)
     if model.kernel is not None and (tiles is not None or plan.loss is not None):
         same = {"kernel": model.kernel.to_dict(), "alpha": list(model.provenance["alpha"]), "n": train.num_rows}
         same |= {"num_targets": train.num_targets, "rows_digest": train.digest}
@@ -319,7 +319,7 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
         run_directory=directory,
         model_path=path,
         plan=plan,
-        tiles_computed=factor.num_computed,
+        tiles_computed=0 if tiles is None else sum(workspace.matrices.get(str(item), 0) for item in tiles.factors),
         tiles_total=0 if tiles is None else tiles.operator.grid.num_lower * len(tiles.factors),
         flops_per_second=factor.flops_computed / factor.seconds if factor.num_computed else 0.0,
         intercept=None if model.intercept is None else model.intercept.tolist(),
@@ -418,9 +418,9 @@ def _clean(job: JobSpec, workspace: Workspace, result: FitResult) -> dict[str, i
 
 
 def _leave_out(
-    job: JobSpec, fitted: Solved, rows: Dataset, workspace: Workspace, model_path: str, directory: str
+    job: JobSpec, fitted: Solved, rows: Dataset, workspace: Workspace, model: Model, model_path: str, directory: str
 ) -> dict[str, Any] | None:
-    """Leave-one-out of a run whose model is saved: the figures per target, in the units of y.
+    """Leave-one-out of a run whose ``model`` is saved: the figures per target, in the units of y.
 
     None, with a warning, where the job allows a fit that did not converge, and this one is too far from a solution for
     leave-one-out: then the model has no quantiles. Its seconds are those of one phase.
@@ -431,7 +431,7 @@ def _leave_out(
     """
     assert job.evaluate is not None  # noqa: S101  (narrows the type)
     assert fitted.settings is not None  # noqa: S101  (narrows the type)
-    model, location = load_model(model_path, verify=False), place(directory, "leave_one_out.zarr")
+    location = place(directory, "leave_one_out.zarr")
     if job.evaluate.leave_one_out:  # an earlier attempt may have left the figures of another one
         remove_parts(location, [], LEFT_OUT)
     work = replace(workspace, phases={})

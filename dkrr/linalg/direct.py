@@ -460,11 +460,14 @@ class CholeskyFactor:
         """
         fields = factor_fields(operator, precision, weight_digest, workspace.blas, source_digest)
         location = factor_location(workspace.store, fields)
+        is_new = str(location) not in workspace.matrices
         with hold_lock(location):
             factor = workspace.matrix(location, operator.grid, precision, fields)
             if factor.missing():  # of a whole one, others may be making a damaged tile again
                 remove_drafts(location, "c/**/*")
             taken = continue_lineage(operator, factor, "factors", fields, workspace.store)
+            if is_new:  # what is computed later is made again
+                workspace.matrices[str(location)] = len(factor.missing())
             summary = factorise(operator, factor, workspace, taken)
             taken.record(workspace, "factor", operator.grid.n, summary, power=3)
         return cls(operator=operator, factor=factor, workspace=workspace)

@@ -156,7 +156,8 @@ class Workspace:
     already, see :class:`dkrr.linalg.catalogue.TakenOver`; ``traces`` are the residuals of what iterated. ``maker``
     names who removes matrices at the end, see :meth:`discard`; "" is nobody. ``foreseen`` is what a plan says of the
     way that is taken, ``other_seconds`` asks what the next one would take, and ``given_up`` says which ones were, see
-    :mod:`dkrr.fit.fitting`. ``matrices`` are the locations of those that were made or opened.
+    :mod:`dkrr.fit.fitting`. ``matrices`` are the locations of those that were made or opened, with the number of tiles
+    that a factor lacked then.
     """
 
     store: Any
@@ -172,11 +173,11 @@ class Workspace:
     foreseen: Foreseen | None = None
     other_seconds: Callable[[], float | None] | None = None
     given_up: list[dict[str, Any]] = field(default_factory=list)
-    matrices: list[str] = field(default_factory=list)
+    matrices: dict[str, int] = field(default_factory=dict)
 
     def matrix(self, location: Any, grid: TileGrid, dtype: str, fields: dict[str, Any]) -> TileMatrix:
         """Create a matrix that others may share, or open it; for the holder of its lock."""
-        self.matrices.append(str(location))
+        self.matrices.setdefault(str(location), 0)
         if self.maker and read_json(location, "zarr.json") is None:
             write_json(location, MAKER, {"maker": self.maker})
         elif (read_json(location, MAKER) or {}).get("maker", self.maker) != self.maker:

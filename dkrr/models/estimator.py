@@ -280,6 +280,7 @@ class WithRidge(WithTargets):
                 "alpha": alpha.tolist(),
                 "solver": "primal",
                 "num_explicit_features": found.features.num_features,
+                "num_training_rows": len(X),
                 **({"fit_intercept": True} if fit.fit_intercept else {}),
             },
         )
@@ -319,7 +320,7 @@ class WithRidge(WithTargets):
             intercept=found.intercept,
             y_is_1d=y.ndim == 1,
             **fit.columns,
-            provenance={"alpha": check_alpha(self.alpha, targets.shape[1]).tolist()},
+            provenance={"alpha": check_alpha(self.alpha, targets.shape[1]).tolist(), "num_training_rows": len(X)},
             sample_weight=weights,
             sigma2=target_scale(ArrayRows(targets), coefficients, weights, intercept=fit.fit_intercept),
         )

@@ -135,7 +135,11 @@ class _KernelMachine(WithModel):
             **names,
             y_is_1d=is_1d and not classes,
             classes=classes or None,
-            provenance=loss_details(losses[0], C, alpha, **given) | ({"classes": classes} if classes else {}),
+            provenance={
+                **loss_details(losses[0], C, alpha, **given),
+                **({"classes": classes} if classes else {}),
+                "num_training_rows": len(targets),
+            },
         )
         self.support_ = support
         self.n_support_ = np.bincount(group[support], minlength=group.max() + 1)

@@ -124,6 +124,7 @@ class Solved:
         digests = {"rows": dataset.digest, "targets": dataset.digest_y, "weight": dataset.digest_weight}
         provenance: dict[str, Any] = {"dkrr": __version__, "places": [list(part) for part in dataset.places]}
         provenance |= {f"{name}_digest": digest for name, digest in digests.items()}
+        provenance["num_training_rows"] = dataset.num_rows  # a model keeps fewer, or features
         return Model(**(named | columns | self.parts), provenance=provenance | self.details)
 
 

@@ -196,10 +196,12 @@ class Lease:
     kind
         Of the lease of a run: what its driver is. Its document stays and says that it was released, so that the next
         driver goes on counting epochs; a driver of this machine that stands still is watched as those of others are.
+    above
+        An epoch that was known before, of a document that is gone, say: this one's is a later one.
     """
 
-    def __init__(self, folder: str, key: str, what: str, *, kind: str = "") -> None:
-        self.folder, self.key, self.what, self.kind = folder, key, what, kind
+    def __init__(self, folder: str, key: str, what: str, *, kind: str = "", above: int = 0) -> None:
+        self.folder, self.key, self.what, self.kind, self.above = folder, key, what, kind, above
         self.token, self.epoch = uuid.uuid4().hex, 0
 
     @contextlib.contextmanager
@@ -235,15 +237,15 @@ class Lease:
     def acquire(self, wait: bool) -> None:
         check_conditions(self.folder)  # or the heartbeat would find out
         while not self.epoch:
-            if create_json(self.folder, self.key, self._record(1, 0)) is not None:
-                self.epoch = 1
+            if create_json(self.folder, self.key, self._record(self.above + 1, 0)) is not None:
+                self.epoch = self.above + 1
                 return
             found = read_versioned(self.folder, self.key)
             if found is None:
                 continue
             if self._is_free(found):
                 # of two processes that have seen the same stale lock, one can swap it
-                epoch = int(found.value["epoch"]) + 1
+                epoch = max(int(found.value["epoch"]), self.above) + 1
                 if swap_json(self.folder, self.key, self._record(epoch, 0), found.version) is not None:
                     self.epoch = epoch
                 continue

@@ -25,7 +25,7 @@ from dkrr.fit.choices import Iterations
 from dkrr.jobs.inspection import verify
 from dkrr.jobs.run import fit_job
 from dkrr.linalg import cg_solver
-from tests.faults import failing_at
+from tests.faults import failing_at, flip
 from tests.jobs.helpers import Make, job_maker
 
 X = np.random.default_rng(1).uniform(size=(400, 4))
@@ -321,3 +321,15 @@ def test_a_plan_says_where_float32_products_cannot_lead_to_the_answer(tmp_path: 
     for way in ways:
         assert ("float32 products are off by up to" in way["infeasible"]) == (way["precision"] == "mixed")
     assert (plan["solver"], plan["precision"]) != ("cg", "mixed")
+
+
+def test_tiles_that_are_computed_again_are_not_counted_as_found(make: Make) -> None:
+    spec, flipped = make(solver={"name": "cholesky", "precision": "float64", "tile_size": 128}), list[Path]()
+
+    def progress(phase: str, *_: Any) -> None:
+        if phase.startswith("solve") and not flipped:
+            flipped.extend(Path(spec.store).glob("factors/*.zarr/c/1/0"))
+            flip(flipped[0])
+
+    summary = fit_job(spec, progress=progress)
+    assert ("tiles of the factor", "15, 15 computed, 0 found valid") in summary.facts()

@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 
 import dkrr
 from dkrr.cli import main
+from dkrr.store.files import json_bytes, read_json
 from dkrr.store.lease import hold_lock
 from tests.faults import failing_at
 from tests.jobs.retrain.project import in_process, rows_of
@@ -144,6 +145,23 @@ def test_what_an_interrupted_run_goes_on_with_is_kept_whatever_the_times_of_its_
     os.utime(tmp_path / "runs/demo/result.json", (then, later))
     run("gc", tmp_path / "runs/store", "--yes")
     assert begun <= arrays(tmp_path / "runs/store")
+
+
+def test_the_factor_of_leave_one_out_may_have_other_tiles_than_the_plan(tmp_path: Path) -> None:
+    path = job(tmp_path, "runs/demo", "runs/store")
+    run("fit", path)
+    plan = tmp_path / "runs/demo/plan.json"
+    plan.write_bytes(json_bytes(read_json(plan.parent, plan.name) | {"tile_size": 8}))
+    status = read_json(plan.parent, "status.json")
+    (plan.parent / "status.json").write_bytes(json_bytes(status | {"state": "interrupted"}))
+    there = arrays(tmp_path / "runs/store")
+    make_old(tmp_path)
+    for name in ("model.zarr", "result.json"):  # which name it
+        path = plan.parent / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    run("gc", tmp_path / "runs/store", "--yes")
+    assert there
+    assert arrays(tmp_path / "runs/store") == there
 
 
 def test_trials_of_an_interrupted_search_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from dkrr.cli.app import main
 from dkrr.jobs import registry
 from dkrr.jobs.run_directory import RunDirectory
 from dkrr.store.lease import Lease
+from tests.contract.helpers import run as command
 from tests.jobs.registry.helpers import make_model
+from tests.jobs.report.runs import fit_here
 from tests.jobs.retrain.project import Project
 
 
@@ -175,3 +178,24 @@ def test_a_retrain_job_that_fails_on_its_first_night_keeps_its_folder(
         project.run()
     assert (Path(project.spec.directory) / "job.json").exists()
     assert project.dataset.num_rows == 120
+
+
+@pytest.mark.parametrize(
+    ("model", "solver"),
+    [
+        ({"kernel": "poly"}, {"name": "primal", "tile_size": "auto"}),
+        ({"kernel": "rbf"}, {"name": "nystrom", "num_centers": 20}),
+        ({"kernel": "rbf", "loss": "epsilon_insensitive", "epsilon": 0.5}, None),
+        ({"kernel": "rbf"}, {"name": "cholesky"}),
+    ],
+    ids=str,
+)
+def test_the_rows_of_a_version_are_those_that_it_was_fitted_to(
+    model: dict[str, Any], solver: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    run = fit_here(tmp_path, evaluate=None, model=model, solver=solver)
+    registry = ("--registry", tmp_path / "models")
+    models("add", "demo", run.location, *registry)
+    assert "400 rows" in models("list", "demo", *registry)
+    assert re.search(r"rows +400\b", models("show", "demo", "1", *registry))
+    assert re.search(r"rows +400\b", command("info", run.path("model.zarr")).output)

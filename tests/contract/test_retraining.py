@@ -23,6 +23,7 @@ from dkrr.cli import main
 from dkrr.dataset.dataset import unpack
 from dkrr.errors import InterruptedRunError, RefusedError, StoreError
 from dkrr.jobs import toml
+from dkrr.jobs.history import History
 from dkrr.jobs.retrain import RetrainSummary
 from dkrr.jobs.retrain_spec import deliveries
 from dkrr.store.files import children
@@ -30,7 +31,7 @@ from dkrr.store.objects import put_file
 from tests.contract.helpers import killed_while_removing
 from tests.contract.helpers import run as cli
 from tests.faults import contents, failing_at
-from tests.jobs.retrain.project import Project, in_process, rows_of
+from tests.jobs.retrain.project import COLUMNS, Project, in_process, rows_of
 from tests.s3 import Bucket, bucket, s3_server
 
 __all__ = ["bucket", "s3_server"]
@@ -77,6 +78,64 @@ def test_held_out_rows_that_were_exchanged_judge_again(
     assert (again.outcome, again.num_rows) == ("promoted", first.num_rows)
     assert again.fit["score"]["rmse"] != first.fit["score"]["rmse"]
     assert project.is_done()
+
+
+@pytest.mark.parametrize("place", ["folder", "address"])
+@pytest.mark.parametrize("kind", ["data set", "Parquet files in a folder"])
+def test_held_out_rows_in_a_folder_count_with_all_that_is_in_it(
+    kind: str, place: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    project = Project(tmp_path / "p")
+    project.deliver("n1", seed=1)
+    path = str(project.folder / "test") if place == "folder" else request.getfixturevalue("bucket").url("test")
+
+    def put(seed: int) -> None:
+        frame = pd.DataFrame(rows_of(seed, 60), columns=list(COLUMNS))
+        if kind == "data set":
+            dkrr.ingest(frame, path, target="y", append=True)
+        elif place == "folder":
+            (project.folder / "test/site=1").mkdir(parents=True, exist_ok=True)
+            frame.to_parquet(project.folder / "test/site=1/part.parquet")
+        else:
+            frame.to_parquet(there := tmp_path / "part.parquet")
+            put_file(path, "site=1/part.parquet", there)
+
+    put(7)
+    project.document["holdout"] = {"path": path}
+    project.run()
+    assert project.is_done()
+    put(8)
+    assert project.run().outcome != "nothing new"
+
+
+def test_held_out_rows_that_are_gone_are_missed(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p")
+    held_out = project.aside("held-out", seed=7)
+    project.document["holdout"] = {"path": str(held_out)}
+    project.nights(1)
+    held_out.unlink()
+    with pytest.raises(StoreError, match=r"nothing is at .*held-out\.csv"):
+        project.run()
+
+
+def test_a_batch_that_is_exchanged_at_an_address_before_it_is_read_waits(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = Project(tmp_path / "p", retrain={"incoming": bucket.url("incoming")})
+    first, second = (project.deliver(f"n{seed}", seed=seed) for seed in (1, 2))
+    put_file(bucket.url("incoming"), "n.csv", first)
+
+    def late(self: History, *arguments: Any) -> Any:
+        put_file(bucket.url("incoming"), "n.csv", second)
+        return validate(self, *arguments)
+
+    validate = History.validate
+    with monkeypatch.context() as patch:
+        patch.setattr(History, "validate", late)
+        with pytest.raises(InterruptedRunError, match="was changed while it was read"):
+            project.run()
+    assert project.run().outcome == "promoted"
+    assert np.array_equal(project.dataset.X.read(0, 1), rows_of(2, 1)[:, :3])
 
 
 def test_what_is_named_after_an_address_has_its_last_part(bucket: Bucket, tmp_path: Path) -> None:
@@ -992,3 +1051,36 @@ def test_a_name_with_the_marks_of_a_pattern_that_is_there_is_no_pattern(incoming
     name = Path(incoming).name if incoming.endswith("[2].csv") else "n1.csv"
     project.deliver("n1", seed=1).rename(tmp_path / "p/in [1]" / name)
     assert (project.run().outcome, project.dataset.num_rows) == ("promoted", 120)
+
+
+# --- records that are gone --------------------------------------------------------------------------------------------
+
+
+def test_retraining_whose_records_were_removed_goes_on_at_once(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p")
+    project.nights(1, 2, 3)
+    shutil.rmtree(project.spec.directory)
+    shutil.rmtree(project.rows)
+    assert project.run().outcome == "promoted"
+
+
+@pytest.mark.parametrize("lost", ["holdout/000001.json", "holdout/000001.npy"])
+def test_a_decision_that_is_gone_is_missed(lost: str, tmp_path: Path) -> None:
+    project = Project(tmp_path / "p")
+    project.nights(1, 2)
+    (Path(project.spec.directory) / lost).unlink()
+    assert lost in cli("info", project.spec.directory, "--verify", "--json", exits=4).output
+    project.deliver("n3", seed=3)
+    with pytest.raises(StoreError, match=f"{lost} of .* is gone"):
+        project.run()
+
+
+def test_pinball_losses_of_other_quantiles_are_not_compared(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", gate={"max_residual": 1e-3})
+    project.document["model"] = {"kernel": "rbf", "gamma": 0.2, "loss": "pinball", "quantile": 0.9}
+    del project.document["solver"]
+    project.nights(1)
+    project.document["model"]["quantile"] = 0.5
+    found = project.run()
+    assert found.outcome == "promoted"
+    assert "quantiles [0.5] are others than [0.9] of 0001" in str(found)

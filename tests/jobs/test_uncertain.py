@@ -8,10 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr import load_model
+from dkrr import ingest, load_model
 from dkrr.jobs.predict import evaluate_job
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.spec import JobSpec
+from tests.jobs.retrain.project import in_process
+from tests.s3 import Bucket, bucket, s3_server
+
+__all__ = ["bucket", "s3_server"]
 
 
 def test_a_job_with_intervals_counts_held_out_rows_and_keeps_quantiles(tmp_path: Path, cluster_client: Any) -> None:
@@ -41,3 +45,23 @@ def test_a_job_with_intervals_counts_held_out_rows_and_keeps_quantiles(tmp_path:
     # the command counts 90 % unless told
     np.savetxt(tmp_path / "new.csv", np.column_stack([x, y]), header="a,b,c,y", **form)
     assert 0.8 < evaluate_job(summary.model_path, str(tmp_path / "new.csv"))["inside 90.0% intervals"] <= 1
+
+
+def test_a_model_at_an_address_that_is_too_large_for_memory_gets_its_quantiles(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_process(monkeypatch)
+    monkeypatch.setattr("dkrr.models.model.IN_MEMORY_BYTES", 0)
+    X = np.random.default_rng(3).standard_normal((120, 3))
+    ingest(X, tmp_path / "d.zarr", y=X[:, 0])
+    document = {
+        "data": {"path": "d.zarr"},
+        "evaluate": {"intervals": 0.9, "leave_one_out": True},
+        "model": {"kernel": "rbf", "gamma": 0.3, "alpha": 0.05},
+        "solver": {"name": "cholesky", "tile_size": 64},
+        "storage": bucket.storage(),
+        "output": {"directory": bucket.plain("runs/a")},
+    }
+    summary = fit_job(JobSpec.from_dict(document, base=tmp_path))
+    lower, upper = load_model(summary.model_path).predict_interval(X, 0.9)
+    assert (lower < upper).all()

@@ -94,6 +94,7 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
     """Rows of which every pass has several ranges."""
     monkeypatch.setattr("dkrr.linalg.workspace.MIN_TASK_ENTRIES", 1)
     monkeypatch.setattr("dkrr.linalg.primal_passes.TASK_SECONDS", 1e-9)
+    monkeypatch.setattr("dkrr.linalg.primal_passes.WHOLE_ROWS", 1)
     monkeypatch.setattr("dkrr.linalg.matmul.super_blocks", lambda n, *_: TileGrid(n, -(-n // 4)))
     # operands and parts travel through the store as they do to workers
     monkeypatch.setattr("dkrr.linalg.workspace.is_here", lambda workspace: workspace is None)

@@ -165,6 +165,21 @@ def test_prune_keeps_what_may_be_needed(model: NamedModel, saved: list[str]) -> 
     assert model.aliases().removing == ()
 
 
+def test_a_model_of_which_a_version_was_being_removed_is_published_as_another_one(
+    model: NamedModel, saved: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = model.add(saved[0], candidate=False)
+    with monkeypatch.context() as patch:
+        patch.setattr("dkrr.jobs.registry.remove_parts", lambda *_: 1 / 0)  # killed
+        with pytest.raises(ZeroDivisionError):
+            model.prune(keep=0, grace_seconds=0)
+    again = model.add(saved[0])
+    assert again.number != a.number
+    model.promote(again.id)
+    model.prune(keep=5)
+    assert [version.id for version in model.versions()] == [again.id]
+
+
 def test_a_promotion_between_listing_and_deleting_saves_the_version(
     model: NamedModel, saved: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,6 +127,13 @@ def test_the_numbers_of_an_iteration(iterated: RunDirectory) -> None:
     assert "No rows were held out" in page.sections["held-out"]
 
 
+def test_a_start_from_another_run_is_reuse(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        words = page_of(fit_here(tmp_path, name, solver={"name": "cg", "rank": 20})).sections["reuse"]
+        assert ("Nothing was resumed" in words) == (name == "one")
+    assert "coefficients of" in words
+
+
 def test_several_targets_and_classes(tmp_path: Path) -> None:
     draws = np.random.default_rng(3)
     X = draws.standard_normal((300, 2))
