@@ -41,7 +41,7 @@ from dkrr.fit.choices import (
 from dkrr.fit.prices import priced_way
 from dkrr.fit.rates import FEW_WORKERS, Machine, itemsize
 from dkrr.fit.trial import Trial
-from dkrr.linalg.catalogue import Ancestor, ancestors, judge_center
+from dkrr.linalg.catalogue import Ancestor, ancestors, judge_center, work_of_tiles
 from dkrr.linalg.workspace import choose_tile_size, task_bytes
 from dkrr.store.files import is_url
 from dkrr.tiles import TileGrid, TileMatrix
@@ -323,10 +323,8 @@ class Continued:
 def _finished(tiles: TileMatrix, m: int) -> tuple[int, float, bool]:
     """Of the first m rows of a factor: whole tiles, flops of all finished rows, and whether no tile is missing."""
     b, missing, is_whole = tiles.grid.tile_size, set(tiles.missing()), m == tiles.grid.n
-    keys = [(i, j) for i in range(-(-m // b)) for j in range(i + 1)]
-    work = {(i, j): min(b, m - i * b) * (j + 1 / 3 if i == j else 2 * j + 1) for i, j in keys}
-    there = [key for key in keys if key not in missing]
-    flops = m**3 / 3 * sum(work[key] for key in there) / sum(work.values())
+    there = [(i, j) for i in range(-(-m // b)) for j in range(i + 1) if (i, j) not in missing]
+    flops = m**3 / 3 * work_of_tiles(tiles.grid, m, lambda key: key not in missing)
     # the ragged row block is whole where the factor ends there
     return sum(is_whole or (i + 1) * b <= m for i, _ in there), flops, not missing
 

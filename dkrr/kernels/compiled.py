@@ -31,6 +31,7 @@ import zlib
 from collections.abc import Callable
 from functools import cache, partialmethod
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -114,9 +115,21 @@ def vector_width(dtype: Any) -> int:
 
 def kind_of(distance: str, formula: Callable[[Any, Any], Any]) -> str:
     """The first argument of a step, without how it ends; under this name compiled code is kept."""
-    _FORMULAS[formula.__name__] = formula
-    code = formula.__code__
-    return f"{distance} {formula.__name__} {_STAMP}-{zlib.crc32(code.co_code + repr(code.co_consts).encode())}"
+    name = f"{formula.__name__}-{zlib.crc32(repr(_decides(formula)).encode())}"
+    _FORMULAS[name] = formula
+    return f"{distance} {name} {_STAMP}"
+
+
+def _decides(value: Any) -> Any:
+    """What a formula computes, as far as can be seen: its code, and what it reads from around it."""
+    if not isinstance(value, FunctionType):
+        return repr(value)
+    code, around = (
+        value.__code__,
+        {name: value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__},
+    )
+    cells = [cell.cell_contents for cell in value.__closure__ or ()]
+    return [code.co_code, code.co_consts, code.co_names, [_decides(item) for item in (*around.values(), *cells)]]
 
 
 def _compile(function: Any) -> Any:
@@ -354,9 +367,10 @@ class _Step:
         elif self.distance in ("squared", "manhattan"):
             factor = v.broadcast(self.at(8, 0))
             x.values = [self.b.fmul(value, factor) for value in sums]
-        if self.formula == "exponential":
+        formula = _FORMULAS[self.formula]
+        if (formula.__module__, formula.__name__) == ("dkrr.kernels.pairwise", "exponential"):
             return v.exp2(x.values, bounded=self.distance == "split")
-        values: list[Any] = _FORMULAS[self.formula](v, x).values
+        values: list[Any] = formula(v, x).values
         return values
 
     def _below_diagonal(self, entries: list[list[Any]]) -> None:

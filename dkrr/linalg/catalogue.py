@@ -55,7 +55,7 @@ from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.workspace import Workspace, keep_for_others
 from dkrr.store.chunks import FloatArray
 from dkrr.store.files import arrays_below, children, join, link_key, name_of, parent_of, place, read_json, write_json
-from dkrr.tiles import TileMatrix
+from dkrr.tiles import TileGrid, TileMatrix
 
 logger = logging.getLogger("dkrr.linalg")
 
@@ -71,6 +71,8 @@ _OF_ROWS = ("n", "rows_digest", "weight_digest")
 # what says how a factor was computed, and not of what
 _HOW = frozenset({"blas", "center", "dtype", "gram", "tile_size"})
 _REQUESTS_AT_ONCE = 16
+# of the work, that may have come over where the rest says how long it would have taken
+MOST_SHARE = 0.9
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------
@@ -367,9 +369,12 @@ class TakenOver:
         An earlier matrix with finished rows of ragged tiles, and how many of its first rows are rows of this one.
     reason
         Why nothing was taken over, where an earlier matrix of the same system has rows in common.
+    came
+        The share of the work of these rows that the earlier matrices had done; one that was interrupted had not all.
     """
 
     num_rows: int = 0
+    came: float = 1.0
     sources: tuple[str, ...] = ()
     ragged: tuple[TileMatrix, int] | None = field(default=None, repr=False)
     reason: str = ""
@@ -422,16 +427,18 @@ class TakenOver:
             if self.reason:
                 reused.setdefault("not_continued", {})[name] = self.reason
             return
-        share = (rows / n) ** power
+        share = (rows / n) ** power * (1.0 if is_whole else self.came)
         none: dict[str, Any] = {"rows": rows, "tiles": 0, "work": 0.0, "share": share, "seconds": None, "sources": []}
         before = reused.get(name, none)  # another alpha
-        seconds = [before["seconds"], summary.seconds * share / max(1e-12, 1 - share) if summary.num_computed else None]
+        # what most of the time went into says nothing of the rate, where little was computed
+        own = summary.seconds * share / (1 - share) if summary.num_computed and share < MOST_SHARE else None
+        seconds = [before["seconds"], own]
         known = [value for value in seconds if value is not None]
         reused[name] = {
             "rows": min(rows, before["rows"]),
             "of_rows": n,
             "tiles": before["tiles"] + summary.num_tasks - summary.num_computed,
-            "work": before["work"] + float(rows) ** power / power,
+            "work": before["work"] + share * float(n) ** power / power,
             "share": min(share, before["share"]),
             "seconds": sum(known) if known else None,
             "sources": list(dict.fromkeys([*before["sources"], *map(short_name, self.sources)])),
@@ -453,13 +460,13 @@ def continue_lineage(
     dataset = operator.rows.open()
     known = ancestors(store, dataset, fields["kernel"], kinds=("factors", "grams"))
     record_rows(store, kind, fields, dataset, matrix.location, known=known)
-    missing = set(matrix.missing())
+    missing = lacking = set(matrix.missing())
     if not missing:
         return TakenOver()
     found = [other for other in known if other.kind == kind and name_of(other.location) != name_of(matrix.location)]
     sources: list[str] = []
     ragged: tuple[TileMatrix, int] | None = None
-    longest = 0
+    longest, came = 0, set[tuple[int, int]]()
     for other in found:  # those with the longest prefix come first; they may be unfinished, or gone
         if other.differs_in(fields):
             continue
@@ -474,15 +481,25 @@ def continue_lineage(
             continue  # removed, or being removed
         there = source.array.valid_keys()
         linked = _link(source, matrix, [tile for tile in wanted if source.array.chunk_key(tile) in there])
-        missing -= linked
+        missing, came = missing - linked, came | linked
         has_rows = is_ragged and any(source.array.chunk_key((full, j)) in there for j in range(full + 1))
         if has_rows:
             ragged = source, other.num_rows
+            came |= {(full, j) for j in range(full + 1) if source.array.chunk_key((full, j)) in there}
         if linked or has_rows or not (wanted or is_ragged):
             longest = max(longest, other.num_rows)
             sources.append(source.location)
     reason = "" if longest else _why_nothing_is_continued(found, fields)
-    return TakenOver(num_rows=longest, sources=tuple(sources), ragged=ragged, reason=reason)
+    power = 3 if kind == "factors" else 2
+    done = work_of_tiles(matrix.grid, longest, lambda tile: tile in came or tile not in lacking, power=power)
+    return TakenOver(num_rows=longest, came=done, sources=tuple(sources), ragged=ragged, reason=reason)
+
+
+def work_of_tiles(grid: TileGrid, m: int, is_done: Callable[[tuple[int, int]], bool], *, power: int = 3) -> float:
+    """The share of the flops of the first m rows of a factor that are done; 1 for none. ``power`` 2: of entries."""
+    b, keys = grid.tile_size, [(i, j) for i in range(-(-m // grid.tile_size)) for j in range(i + 1)]
+    work = {(i, j): min(b, m - i * b) * ((power - 2) * 2 * j + (1 / power if i == j else 1)) for i, j in keys}
+    return sum(work[key] for key in keys if is_done(key)) / sum(work.values()) if keys else 1.0
 
 
 def _link(source: TileMatrix, target: TileMatrix, tiles: list[tuple[int, int]]) -> set[tuple[int, int]]:

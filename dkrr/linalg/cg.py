@@ -300,6 +300,8 @@ def conjugate_gradients(
     system = _System(multiply, rhs, alpha, precondition, settings, norm, true_multiply)
     state = None if checkpoint is None else checkpoint.load()
     state = system.begin(start) if state is None else system.confirmed(state)
+    if state.live.any() and state.num_iterations >= settings.iterations:  # another limit than before
+        system.check(state)
     try:
         while state.live.any() and state.num_iterations < settings.iterations:
             system.iterate(state)

@@ -5,7 +5,7 @@
 
     with an intercept:  D_i = (A^-1)_ii - v_i^2 / (s^T v),  v = A^-1 s,  and u the solution with s^T u = 0
     degrees of freedom = sum_i 1 - alpha D_i                                   over rows of positive weight
-    GCV = n sum_i w_i (y_i - f(x_i))^2 / (n - degrees of freedom)^2            over the same n rows
+    GCV = n^2 sum_i w_i (y_i - f(x_i))^2 / sum_i w_i / (n - degrees of freedom)^2           over the same n rows
 
 Nothing is fitted again. You need this to choose alpha and the kernel, and to know an error without a test set. Other
 regressions that are linear in y have leverages h_i, the diagonal of their hat matrix, in the place of 1 - alpha D_i:

@@ -431,9 +431,10 @@ class WithRidge(WithTargets):
         X
             As for :meth:`predict`, no dask array unless ``method`` is "jackknife".
         method
-            "jackknife": f(z) -+ the ceil((n + 1) coverage)-th smallest absolute leave-one-out residual. "normalised":
-            the same of residuals over their standard deviations, times that of the new observation: wider where there
-            are few rows. "gaussian": the quantile of the Gaussian process, which no residual has been compared with.
+            "jackknife": f(z) -+ the ceil((n + 1) coverage)-th smallest absolute leave-one-out residual, the coverage
+            rounded up to 0.001. "normalised": the same of residuals over their standard deviations, times that of the
+            new observation: wider where there are few rows. "gaussian": the quantile of the Gaussian process, which no
+            residual has been compared with.
             What each may promise: :mod:`dkrr.linalg.leave_one_out`.
 
         Raises
@@ -543,8 +544,9 @@ class KernelRidge(WithRidge):
     solver : {"auto", "cholesky", "cg", "nystrom", "primal"}
         "auto" takes the fastest exact way that fits, and the Cholesky factor in memory for few rows. "primal" solves
         for coefficients of explicit features: kernel "linear", or "poly" of whole degree with coef0 >= 0, at most
-        10,000 features; "auto" becomes it for more than 6,000 rows and few features. "nystrom" is an approximation
-        with ``num_centers`` rows as centres; it is never what "auto" becomes.
+        10,000 features; "auto" becomes it for few features, where there are more than 6,000 rows, or a ``store`` or
+        ``tile_size`` is given. "nystrom" is an approximation with ``num_centers`` rows as centres; it is never what
+        "auto" becomes.
     precision : {"auto", "float64", "mixed", "float32"}
         "auto" and "mixed" (float32 inside) give the float64 answer.
     tile_size : int or "auto"

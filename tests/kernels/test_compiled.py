@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dkrr.kernels import Laplacian
-from dkrr.kernels.pairwise import pack
+from dkrr.kernels.pairwise import Pairwise, pack
+from dkrr.linalg.products import kernel_product
 
 
 def laplacian(x: np.ndarray, dtype: type, c: float = 1.0) -> np.ndarray:
@@ -85,3 +88,29 @@ kernel_product(make_kernel("rbf", gamma=1.0), rows, rows, np.ones((1024, 1)), ou
 print((out == 1024).all())
 """
     assert run(code).split() == ["True"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretched(Pairwise):
+    """exp(-beta r): what a formula reads from around it decides the code as well."""
+
+    name, distance = "stretched", "squared"
+    positive_semidefinite = True
+    beta: float = 1.0
+
+    @property
+    def formula(self) -> Any:  # type: ignore[override]
+        beta = self.beta
+
+        def formula(v: Any, x: Any) -> Any:
+            return v.exp(-v.sqrt(x) * beta)
+
+        return formula
+
+
+@pytest.mark.parametrize("beta", [1.0, 8.0])
+def test_a_formula_that_reads_another_number_is_compiled_anew(beta: float) -> None:
+    x, v = np.random.default_rng(0).random((1100, 4)), np.ones((1100, 1))
+    kernel, found = Stretched(beta=beta).resolve(4), np.zeros_like(v)
+    kernel_product(kernel, x, x, v, found, same=True)
+    np.testing.assert_allclose(found, kernel.block(x, x, same=True) @ v, rtol=1e-10)

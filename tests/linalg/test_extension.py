@@ -132,7 +132,7 @@ def test_only_new_rows_are_computed(tmp_path: Path, threads: int) -> None:
     reused = result.solution.reused["factor"]
     assert (reused["rows"], reused["of_rows"], reused["tiles"]) == (300, 310, 10)
     assert reused["share"] == pytest.approx((300 / 310) ** 3)
-    assert reused["seconds"] > 0
+    assert reused["seconds"] is None  # so little was computed that it says nothing of the rate
     assert reused["sources"] == [Path(old.factors[0]).name[:12]]
     assert not list((tmp_path / "store/factors").glob("*-sums*"))
 
