@@ -17,7 +17,7 @@ import zarr
 import dkrr.models.model
 from dkrr import KernelRidge, Model, load_model
 from dkrr.dataset import Scaling
-from dkrr.errors import DamagedChunkError, DataError, StoreError
+from dkrr.errors import DamagedChunkError, DataError, ParameterError, StoreError
 from dkrr.store.documents import write_manifest
 from dkrr.store.files import read_json
 from tests.reference import reference_kernel
@@ -206,3 +206,11 @@ def test_another_model_is_copied_over_one_that_is_open(part: str, path: Path, tm
             shutil.copyfile(file, path / file.relative_to(tmp_path / "other"))
     with pytest.raises(StoreError, match=rf"{part}.* (was |is damaged \()changed since it was opened"):
         model.predict(Z)
+
+
+def test_out_is_for_rows_in_memory(tmp_path: Path) -> None:
+    X = np.random.default_rng(0).random((20, 2))
+    KernelRidge().fit(X, X[:, 0]).save(tmp_path / "m.zarr")
+    model = load_model(tmp_path / "m.zarr")
+    with pytest.raises(ParameterError, match="dask"):
+        model.predict(da.from_array(X, chunks=10), out=np.zeros(20))

@@ -64,7 +64,7 @@ from dkrr.linalg.products import ArrayRows, check_training_rows
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.chunks import ChunkArray
-from dkrr.store.files import place, read_json, remove_array, storage_errors, write_json
+from dkrr.store.files import name_of, place, read_json, remove_array, storage_errors, write_json
 from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileGrid, TileMatrix
 
@@ -332,8 +332,11 @@ class FitResult:
         errors = np.zeros((2, self.dataset.num_targets))
         for targets, _, solution in self.solved:
             errors[:, targets] = solution.relative_residual, solution.backward_error
+        least = max(solutions, key=lambda solution: max(solution.relative_residual))
+        rest = f" (the least exact of {len(solutions)} values of alpha)" if len(solutions) > 1 else ""
         return replace(
-            max(solutions, key=lambda solution: max(solution.relative_residual)),
+            least,
+            message=least.message + rest,
             converged=all(solution.converged for solution in solutions),
             num_iterations=max(solution.num_iterations for solution in solutions),
             relative_residual=errors[0].tolist(),
@@ -473,8 +476,8 @@ class _Attempts:
         if found is None:
             return self._taken(self.first)
         ways = {key_of(way.way): way for way in (*self._others(), self.first)}
-        with contextlib.suppress(LockedError), hold_lock(found["useless"]):  # of a process that was killed
-            remove_array(found["useless"])
+        with contextlib.suppress(LockedError), hold_lock(place(self.workspace.store, "solves", found["useless"])):
+            pass  # the lock of a process that was killed
         following = ways.get(key_of(found["next"]))
         if following is not None:
             self.workspace.given_up[:] = found["given_up"]
@@ -594,7 +597,7 @@ class _Attempts:
         )
         for trace in workspace.traces:
             trace.is_over = True
-        for name in ("factor", "center"):  # of the way that was given up
+        for name in ("factor", "center", *(() if following.iterates else ("start",))):  # of the way that was given up
             workspace.reused.pop(name, None)
         iterate = getattr(error, "iterate", None)
         if iterate is not None:
@@ -603,7 +606,7 @@ class _Attempts:
         for location in solve.factors:
             workspace.discard(location)
         # last: a fit that is killed before tries the same way again
-        record = {"given_up": workspace.given_up, "next": following.way, "useless": solve.store}
+        record = {"given_up": workspace.given_up, "next": following.way, "useless": name_of(solve.store)}
         write_json(self.location, RECORD, record)
         logger.warning("%s", sentence)
 

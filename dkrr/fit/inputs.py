@@ -40,6 +40,7 @@ from dkrr.dataset import (
     open_table,
     to_floats,
 )
+from dkrr.dataset.writer import is_finished, remove_dataset
 from dkrr.engine.cluster import executor_for, find_client
 from dkrr.engine.machine import free_memory_bytes
 from dkrr.engine.tasks import Executor, InProcessExecutor
@@ -62,6 +63,7 @@ from dkrr.store.files import (
     remove_array,
     zarr_store,
 )
+from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileGrid, TileMatrix
 
 
@@ -186,11 +188,15 @@ def _named_by_content(dataset: Dataset) -> Dataset:
     """The same rows under a name made of their digests; objects are copied by their store, and the metadata last."""
     digests = [digest[:40] for digest in (dataset.digest, dataset.digest_y, dataset.digest_weight) if digest]
     location = join(parent_of(dataset.path), "-".join(digests) + ("-1d" if dataset.y_is_1d else "") + ".zarr")
-    if not is_url(location):
-        with contextlib.suppress(OSError):  # another fit of the same rows was first
-            os.rename(dataset.path, location)
-    elif read_json(location, "zarr.json") is None:
-        copy_tree(dataset.path, location)
+    if not is_finished(location):
+        with hold_lock(location, wait=True):
+            if is_finished(location):  # another fit of the same rows was first
+                pass
+            elif is_url(location):
+                copy_tree(dataset.path, location)
+            else:
+                remove_dataset(location)  # what a removal that was killed left of it
+                os.rename(dataset.path, location)
     remove_array(dataset.path)
     return open_dataset(location)
 

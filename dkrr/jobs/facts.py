@@ -211,10 +211,16 @@ def reused_rows(reused: dict[str, Any]) -> Facts:
         found = reused.get(key)
         if found is not None and (found[key] != "frozen" or found["drift"]["rows"] or key == "center"):
             drift = f"{found['drift']['rows']:,} newer rows drift by {found['drift']['value']:.2g}"
-            rows.append((name, f"{frozen if found[key] == 'frozen' else anew}; {drift}, limit {found['limit']:g}"))
+            allowed = "" if found["limit"] is None else f", limit {found['limit']:g}"
+            rows.append((name, f"{frozen if found[key] == 'frozen' else anew}; {drift}{allowed}"))
     if (start := reused.get("start")) is not None:
         rows.append(("start", f"coefficients of {start['rows']:,} rows, from {start['source']}"))
     return rows
+
+
+def of_whitened(is_whitened: bool) -> str:
+    """What to say of a number that is in the units of the solver."""
+    return " (of the whitened target)" if is_whitened else ""
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------

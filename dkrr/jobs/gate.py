@@ -129,7 +129,8 @@ def improve(
         if summary.searched:
             monitor.phase("search")
             search = _job(spec, given, mask_path, "search", spec.tune)
-            model = step(directory, "search", {"tick": tick}, lambda: _search(search, monitor))["model"]
+            asked = {"tick": tick, "tune": spec.tune and spec.tune.model_dump(mode="json")}
+            model = step(directory, "search", asked, lambda: _search(search, monitor))["model"]
         inputs["model"] = model
         key = hash_of("fit", inputs)
         job = _job(spec, model, mask_path, key[:16], None)
@@ -167,7 +168,7 @@ def _save_mask(directory: RunDirectory, held_out: NDArray[np.bool_], kept: NDArr
     np.save(buffer := io.BytesIO(), mask)
     digest = hashlib.sha256(buffer.getvalue()).hexdigest()
     name = f"masks/{digest[:32]}.npy"
-    if not directory.has(name):
+    if directory.read_bytes(name) != buffer.getvalue():
         directory.write_bytes(name, buffer.getvalue())
     return directory.path(name), digest
 
@@ -369,12 +370,14 @@ def judge(
         ),
         _against_constant(gate, metric, candidate),
     ]
-    levels = scores.get("levels") or [[]]
+    there, levels = scores["production"] and score_of(scores["production"]), scores.get("levels") or [[]]
+    if there is not None and metric == "log_loss" and there.log_loss is None:
+        metric = "accuracy"  # of a loss without probabilities
     if levels[0] != levels[-1]:  # a pinball loss is that of its quantile
         sentence = f"the quantiles {levels[0]} are others than {levels[-1]} of {production} in production: not compared"
         checks.append(Check("score", True, sentence))
-    elif scores["production"] is not None:
-        new, old = candidate.value(metric), score_of(scores["production"]).value(metric)
+    elif there is not None:
+        new, old = candidate.value(metric), there.value(metric)
         is_lower = metric in LOWER_IS_BETTER
         bar = old * (1 + gate.tolerance) if is_lower else old - gate.tolerance
         sentence = (
@@ -406,8 +409,8 @@ def _against_constant(gate: GateSpec, metric: str, candidate: Score) -> Check:
             f"{gained:.4g} of what is between it and {best:g} is gained, more than {gate.min_r2:g} needed",
         )
     # a class that no held-out row has tells nothing
-    values = [candidate.value("r2")] if metric.endswith("accuracy") else candidate.r2
-    r2 = min(_number(value, -math.inf) for value in values)
+    values = [value for value in candidate.r2 if candidate.accuracy is None or not math.isnan(value)]
+    r2 = min((_number(value, -math.inf) for value in values), default=-math.inf)
     return Check(
         "better than the mean",
         r2 > gate.min_r2,

@@ -247,12 +247,8 @@ class History:
         if holdout.fraction is not None:
             mask = row_hash_fraction(first, first + m, holdout.fraction)
         elif holdout.mask is not None and holdout.mask_is_file:
-            try:
-                mask = read_mask(str(holdout.mask), dataset.next_row)[first : first + m]
-            except DataError as exc:
-                raise DataError(
-                    f"{exc.message}: one value for each row that the data set ever had", hint="extend the mask first"
-                ) from exc
+            # of several batches at once the first is decided about before the others are there
+            mask = self.read_mask(dataset, at_least=True)[first : first + m]
         elif holdout.mask is not None:
             mask = self._marked(dataset, generation)
         hashes, earlier = _row_hashes(dataset, generation.start, generation.n), self.known_rows()
@@ -286,6 +282,22 @@ class History:
         }
         self.directory.create(self._path(generation.number, ".json"), json_bytes(document))
         self._note(generation.number, generation.label)
+
+    def read_mask(self, dataset: Dataset, *, at_least: bool = False) -> Mask:
+        """The file that marks rows to be held out, of all that the data set ever had; of ``at_least`` these.
+
+        Raises
+        ------
+        DataError
+            It has fewer, or more.
+        """
+        try:
+            return read_mask(str(self.spec.holdout.mask), dataset.next_row, at_least=at_least)
+        except DataError as exc:
+            raise DataError(
+                f"{exc.message}: one value for each row that the data set ever had",
+                hint="extend the mask, or leave out what is no row of it",
+            ) from exc
 
     def _marked(self, dataset: Dataset, generation: Generation) -> Mask:
         """The column of the file whose rows a generation has; that of its label is tried first.

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import math
 import os
@@ -45,8 +46,8 @@ from dkrr.dataset import open_dataset
 from dkrr.dataset.rows import RowArray
 from dkrr.dataset.writer import remove_dataset
 from dkrr.errors import DkrrError, LockedError, StoreError
-from dkrr.jobs.facts import result_facts
-from dkrr.jobs.history import LAST, History
+from dkrr.jobs.facts import of_whitened, result_facts
+from dkrr.jobs.history import History
 from dkrr.jobs.registry import ALIASES, GRACE_SECONDS, MODEL, RECORD, VERSIONS, NamedModel, check_version
 from dkrr.jobs.retrain_spec import RetrainSpec
 from dkrr.jobs.run_directory import LEFT_OUT, RunDirectory, look_once, run_kind
@@ -70,6 +71,7 @@ from dkrr.store.files import (
     list_keys,
     name_of,
     parent_of,
+    parse_json,
     read_json,
     read_key,
     relative_to,
@@ -162,9 +164,7 @@ def _describe_dataset(path: str) -> dict[str, Any]:
 def _describe_model(path: str) -> dict[str, Any]:
     model = load_model(path, verify=False)
     solution, scaling, intercept = model.solution, model.scaling, model.intercept
-    # targets of a loss for labels are classes, and not whitened
-    whitens_y = scaling is not None and bool(scaling.y_mean.any() or (scaling.y_std != 1).any())
-    of_what, (worst, exact) = " (of the whitened target)" if whitens_y else "", solution.worst
+    whitens_y, (worst, exact) = model.whitens_targets, solution.worst
     fitted = model.provenance.get("num_training_rows")
     facts = {
         **({} if fitted is None else {"rows": fitted}),
@@ -173,7 +173,7 @@ def _describe_model(path: str) -> dict[str, Any]:
         "targets": model.num_targets,
         "kernel": "precomputed" if model.kernel is None else model.kernel.to_dict(),
         "scaling": "none" if scaling is None else "X and y whitened" if whitens_y else "X whitened",
-        "intercept": "none" if intercept is None else listed(intercept.tolist(), ".6g") + of_what,
+        "intercept": "none" if intercept is None else listed(intercept.tolist(), ".6g") + of_whitened(whitens_y),
         "solver": f"{solution.solver}, {solution.precision}" + ("" if solution.converged else ", NOT CONVERGED"),
         "iterations": solution.num_iterations,
         worst: f"{exact:.1e}",
@@ -262,6 +262,7 @@ def _verify_run(path: str) -> Iterator[str]:
         if document is None:
             yield f"{name} is missing"
         job, result = document if name == "job.json" and document else job, document or {}
+    yield from _verify_documents(path, without=("job.json", "plan.json", "result.json"))
     yield from verify(join(path, "model.zarr"))
     others = [point["model_path"] for point in result.get("path", ())]
     for location in [*result.get("kept", ()), *(other for other in others if other != result["model_path"])]:
@@ -290,10 +291,28 @@ def _verify_retraining(path: str) -> Iterator[str]:
     try:
         job = RunDirectory(path).read("job.json")
         History(RetrainSpec.from_dict(job or {})).known_rows()
-        RunDirectory(path).read(LAST)
     except DkrrError as exc:
         yield exc.message
+    yield from _verify_documents(path)
+    for name in children(join(path, "masks")):  # which say of their bytes what they are
+        octets = read_key(path, f"masks/{name}") or b""
+        if name.endswith(".npy") and hashlib.sha256(octets).hexdigest()[:32] != name.removesuffix(".npy"):
+            yield f"masks/{name} of {path} is damaged"
     yield from _partial(path)
+
+
+_DOCUMENT = re.compile(r"(?:[a-z]+|(?:drivers|holdout)/\d{6}|records/[a-z]+/[0-9a-f]{32})\.json|events/\d{6}\.jsonl")
+
+
+def _verify_documents(path: str, without: Sequence[str] = ()) -> Iterator[str]:
+    """Documents of a run that are not what was written, events among them."""
+    for key in (key for key in list_keys(path) if _DOCUMENT.fullmatch(key) and key not in without):
+        octets = read_key(path, key) or b"{}"
+        try:
+            for document in octets.splitlines() if key.endswith("l") else [octets]:
+                parse_json(document, path, key)
+        except StoreError as exc:
+            yield exc.message
 
 
 def _partial(path: str, below: str = "") -> Iterator[str]:
@@ -486,12 +505,21 @@ def delete_garbage(items: Sequence[Garbage], look: Callable[[], list[Garbage]]) 
             now = set(look())
             for item in ours:
                 if item in now:
+                    num_bytes += _freed(item)
                     remove_dataset(item.location)
                     delete_key(parent_of(item.location), name_of(item.location))  # of a file or an object
-                    num_bytes += item.num_bytes
                 elif item.location not in {sibling(array, ".lock") for array in held}:  # which we hold ourselves
                     kept.append(replace(item, reason="it has changed since it was listed, or is needed by now"))
     return num_bytes, kept
+
+
+def _freed(item: Garbage) -> int:
+    """Bytes that are nowhere else: a tile may have a second name in a factor that continues this one."""
+    if is_url(item.location):
+        return item.num_bytes
+    paths = [os.path.join(item.location, entry.key) for entry in list_entries(item.location)] or [item.location]
+    found = [os.lstat(path) for path in paths if os.path.lexists(path)]
+    return sum(state.st_size for state in found if state.st_nlink == 1)
 
 
 def _present(note: str, places: Sequence[str]) -> list[str]:
@@ -611,7 +639,7 @@ def _if_any(location: str, key: str) -> dict[str, Any]:
 def _may_resume(array: str, unfinished: list[dict[str, Any]]) -> bool:
     """Whether one of the unfinished runs would find the array when it is started again."""
     kind = name_of(parent_of(array))
-    if kind == "tune" and read_json(array, UNFINISHED) is not None:  # the search itself, started again
+    if kind == "tune" and any(found.startswith(UNFINISHED) for found in children(array)):  # a search, started again
         return True
     if kind not in ("grams", "factors"):
         return bool(unfinished) and kind != "scratch"  # whose name is drawn anew by every attempt

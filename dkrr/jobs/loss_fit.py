@@ -133,8 +133,9 @@ def fit_loss(
         parts |= columns | {"solution": replace(parts["solution"], reused=dict(workspace.reused))}
         own = loss_details(losses[0], *values, **model.loss_parameters) | details
         fits.append(Solved(parts=parts, details=own, history=history))
+    goes_on.save()  # until the run has its result
     yield fits
-    goes_on.remove()
+    workspace.at_end.append(goes_on.remove) if workspace.at_end is not None else goes_on.remove()
 
 
 def _targets(train: Dataset, weight: Floats, scaling: Scaling | None) -> Floats:
@@ -202,7 +203,7 @@ class _Progress:
             self.workspace.progress(f"{self.solver}, iteration {number:,}{shown}", number, 0, 0.0, 0.0)
         if coefficients is None:
             return
-        self.trace.add(len(self.trace.points), np.array([gap]))
+        self.trace.add(len(self.trace.points) + 1, np.array([gap]))
         if time.monotonic() - self._saved >= CHECKPOINT_SECONDS:
             self.save()
 

@@ -243,10 +243,17 @@ def memory_section(found: Findings) -> Iterator[Block]:
     if len(times) < 2:
         yield Text(TOO_FEW, missing=True)
     else:
-        largest = max((value for values in columns.values() for value in values if value is not None), default=0)
+        peak = {
+            name: max((value for value in values if value is not None), default=0) for name, values in columns.items()
+        }
+        largest, worker = (
+            max(peak.values()),
+            max((value for name, value in peak.items() if name != "driver"), default=0),
+        )
         unit, unit_name = bytes_unit(largest)
         marks = (("projected", found.plan.get("task_bytes")), ("limit", limit))
-        share = f" in {seconds(times[-1])}" + (f", {largest / limit:.0%} of the limit of a worker" if limit else "")
+        share = f" in {seconds(times[-1])}"
+        share += f"; a worker had {worker / limit:.0%} of its limit at most" if limit and worker else ""
         yield Chart(
             mark="line", title="Memory per worker over time", x=times,
             sentence=f"Resident memory: {size(largest)} at most, {len(times)} samples{share}.",
@@ -291,14 +298,16 @@ def convergence_section(found: Findings) -> Iterator[Block]:
     traces = [trace for trace in found.part("convergence") or [] if trace.get("iterations")]
     solver = found.result.get("solver") or found.plan.get("solver")
     direct = solver == "cholesky" and found.plan.get("precision") != "mixed"
-    what = "duality gap" if found.plan.get("loss") else "residual"
+    what, certificates = "duality gap" if found.plan.get("loss") else "residual", found.result.get("certificates") or []
     for trace in traces:
         iterations, rows, tol = trace["iterations"], trace["relative_residual"], trace["tol"]
         last, targets, names = max(rows[-1]), trace.get("num_targets", len(rows[0])), trace["curves"]
-        alpha = f", alpha {listed(trace['alpha'], '.4g', 4)}" if trace.get("alpha") else ""
+        alpha, more = listed((trace.get("alpha") or [])[:4], ".4g"), trace.get("num_alphas", len(trace["alpha"])) - 4
+        alpha = f", alpha {alpha}{f' and {more} more' if more > 0 else ''}" if alpha else ""
+        together = " of all columns together" if what == "duality gap" and len(certificates) > 1 else ""
         parts = [
             f"{cut(trace['name'], 160)}{alpha}: the largest {what} was {last:.2g} ",
-            f"after {iterations[-1]:,} iterations, {tol:.2g} was asked for",
+            f"after {iterations[-1]:,} iterations{together}, {tol:.2g} was asked for",
             "" if last <= tol else ", which was not reached",
             "" if trace.get("is_over") else f"; {found.before('the iteration ended')}",
             f". Of {targets:,} targets the largest, median and smallest {what} are drawn."
@@ -341,7 +350,10 @@ def residual_section(found: Findings) -> Iterator[Block]:
         both = zip(relative, result.get("backward_error") or [], strict=False)
         cells = [(f"{value:.3e}", f"{error:.3e}") for value, error in both]
     rows = [(_name(names, k), *values) for k, values in enumerate(cells[:MOST_TARGETS])]
-    caption = f"Evaluated in float64 from the kernel and the rows{_left(len(cells) - MOST_TARGETS, 'targets')}"
+    source = (
+        "the given matrix" if (plan.get("kernel") or {}).get("kernel") == "precomputed" else "the kernel and the rows"
+    )
+    caption = f"Evaluated in float64 from {source}{_left(len(cells) - MOST_TARGETS, 'targets')}"
     yield Table(head, rows, caption, folded=len(rows) > 12)
     if left_out := leave_one_out_facts(result):
         yield Table((), left_out, "Leave-one-out")

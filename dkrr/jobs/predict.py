@@ -47,7 +47,7 @@ from dkrr.dataset.writer import check_outside, remove_dataset
 from dkrr.engine.cluster import executor_for
 from dkrr.engine.machine import single_blas_thread
 from dkrr.engine.tasks import Executor, InProcessExecutor, Progress
-from dkrr.errors import DamagedChunkError, DataError, ParameterError, StoreError, StoreMismatchError
+from dkrr.errors import DamagedChunkError, DataError, DkrrError, ParameterError, StoreError, StoreMismatchError
 from dkrr.fit.inputs import TemporaryStore, nothing_new
 from dkrr.jobs.registry import RECORD, ModelRegistry, NamedModel, Reference, Version
 from dkrr.jobs.run_directory import utc_now
@@ -470,7 +470,7 @@ def predict_job(
     def predict() -> Predicted:
         version = None
         if isinstance(model, Reference) and named is not None:
-            version = _version_for(named, model, work)
+            version = _version_for(named, model, data, work)
             location = version.model_path
             stamp = {"model": named.name, "selector": model.selector, "version": version.id}
         else:
@@ -498,12 +498,14 @@ def predict_job(
                 delete_key(work, VERSION)
 
 
-def _version_for(model: NamedModel, reference: Reference, work: str) -> Version:
+def _version_for(model: NamedModel, reference: Reference, data: str, work: str) -> Version:
     """The version an interrupted prediction began with, while it is there; else the one that is meant now.
 
     One that came to nothing before it had a place for its predictions (its rows could not be read, say) began nothing.
     """
     meant = {"registry": model.root, "name": reference.name, "selector": reference.selector}
+    with contextlib.suppress(DkrrError):  # of a file, the rows that were read of it are compared
+        meant["rows"] = open_dataset(data).digest
     found = read_json(work, VERSION)
     has_begun = bool(children(join(work, RESULT)))
     if has_begun and isinstance(found, dict) and all(found.get(key) == value for key, value in meant.items()):
@@ -630,7 +632,7 @@ def evaluate_job(
     finally:
         work.close()
     found = score.facts() if metric is None else {metric: score.value(metric), "rows": score.num_rows}
-    if model.num_targets < 2 or score.accuracy is not None:
+    if model.observed.num_targets < 2 or score.accuracy is not None:
         return found
     over, constant = f"{model.num_targets}; each score is the mean over them", sum(map(math.isnan, score.r2))
     return found | {

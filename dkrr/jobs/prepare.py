@@ -52,6 +52,8 @@ from dkrr.store.documents import plain
 from dkrr.store.files import arrays_below, file_state, is_url, list_entries, name_of, parent_of, place
 from dkrr.store.objects import find_object
 
+# raised with what a file means: rows that an earlier release read otherwise are not used
+READING = 2
 Mask = NDArray[np.bool_]
 logger = logging.getLogger("dkrr.jobs")
 
@@ -153,7 +155,7 @@ def open_data(
     name = path.partition("?")[0] if "://" in path else path  # how an address is reached does not matter
     source: Any = path
     files = _files(path)
-    destination = place(store, "data", key_of({"source": [name, files, options, *known]}) + ".zarr")
+    destination = place(store, "data", key_of({"source": [READING, name, files, options, *known]}) + ".zarr")
     with contextlib.suppress(StoreError):
         return open_dataset(destination)
     if fitted is not None:
@@ -336,10 +338,15 @@ def changed_since(job: JobSpec, result: dict[str, Any]) -> str:
     for key, state in _sources(job).items():
         path, earlier = paths[key], fitted.get("sources", {}).get(key)
         if key == "data path" and isinstance(state, dict) and fitted:
-            earlier = {name: fitted[name] for name in state}
+            earlier = {name: fitted.get(name) for name in state}
         are_data_sets = isinstance(state, dict) and isinstance(earlier, dict)
-        if state is None or earlier in (None, state) or (are_data_sets and state["digests"] == earlier["digests"]):
+        if state is None or earlier in (None, state):
             continue
+        if are_data_sets and state["digests"] == earlier["digests"]:
+            if earlier.get("names") in (None, state["names"]):  # earlier releases noted none
+                continue
+            other = "other names of columns or classes, or numbers of rows"
+            return f"complete for {path} with {other}: start `dkrr fit JOB` to use those"
         if key != "data path" or not are_data_sets:
             return f"complete for {path} as it was, which was written since: start `dkrr fit JOB` to use it as it is"
         before, now = earlier["generation"], state["generation"]
@@ -378,7 +385,16 @@ def _sources(job: JobSpec) -> dict[str, Any]:
 def _facts(dataset: Dataset) -> dict[str, Any]:
     """By which the rows of a data set are known."""
     digests = [dataset.digest, dataset.digest_y, dataset.digest_weight]
-    return {"rows": dataset.num_rows, "digests": digests, "generation": dataset.generations[-1].number}
+    numbers = [
+        [found.first_row, mask_digest(found.kept)] for found in dataset.generations
+    ]  # by which rows are held out
+    names = plain([dataset.feature_names, dataset.target_names, dataset.classes, numbers])
+    return {
+        "rows": dataset.num_rows,
+        "digests": digests,
+        "names": names,
+        "generation": dataset.generations[-1].number,
+    }
 
 
 def _mask(job: JobSpec, dataset: Dataset) -> Any:
@@ -442,14 +458,16 @@ def find_scaling(store: Any, dataset: Dataset, mask: Mask | None) -> EarlierScal
     mask : (n,) bool, optional
         Rows that are held out.
     """
-    known: list[tuple[int, int, Dataset]] = []
+    known: list[tuple[int, bool, int, Dataset]] = []
     for location in arrays_below(store, "rows"):
         with contextlib.suppress(StoreError):
             earlier = open_dataset(location)  # held-out rows have no scaling
             origin = earlier.origin or {}
-            known.append((_shared_rows(origin, dataset, mask), int(origin.get("scaling_rows", 0)), earlier))
-    # of two with the same rows that with the newer statistics, which replaced the others
-    shared, _, best = max(known, key=lambda item: item[:2], default=(0, 0, dataset))
+            shared = _shared_rows(origin, dataset, mask)
+            has_targets = bool(shared) and _has_prefix(dataset, origin, shared, "y")
+            known.append((shared, has_targets, int(origin.get("scaling_rows", 0)), earlier))
+    # of two with the same rows that of these targets, and that with the newer statistics, which replaced the others
+    shared, _, _, best = max(known, key=lambda item: item[:3], default=(0, False, 0, dataset))
     return _judged(best, shared, dataset, mask) if shared else None
 
 

@@ -241,7 +241,7 @@ def add_rows(history: History, summary: RetrainSummary, phase: Callable[[str], A
     StoreError
         A file is gone, or has other bytes than it had; nothing was changed.
     """
-    spec = history.spec
+    spec, decided = history.spec, len(history.labels)
     phase("restore")
     dataset = open_rows(spec)
     found, missing = history.replacements(dataset)
@@ -294,6 +294,8 @@ def add_rows(history: History, summary: RetrainSummary, phase: Callable[[str], A
     summary.batches.sort(key=lambda batch: str(batch["name"]))
     if dataset is None or history.is_dry:
         return dataset
+    if spec.holdout.mask is not None and spec.holdout.mask_is_file and len(history.labels) > decided:
+        history.read_mask(dataset)
     if spec.window is not None:
         dataset = keep_last(spec.retrain.data, generations=spec.window.generations, rows=spec.window.rows)
     history.note_gone(dataset)

@@ -81,15 +81,16 @@ class HoldoutSpec(HeldOutRows):
     """``[holdout]``: rows that no fit sees, of this version or a later one. One of ``path``, ``mask``, ``fraction``.
 
     ``fraction`` is decided once for each row by a hash of its number. ``mask`` is a column of the incoming files, by
-    name, or by number where they have no names, or a file with one value for each row of the data set. ``path`` holds
-    rows of their own, which are never added to the data set; rows that were held out before stay out of the fits.
+    name, or by number where they have no names, or a file with one value for each row that the data set ever had.
+    ``path`` holds rows of their own, which are never added to the data set; rows that were held out before stay out of
+    the fits.
 
     Parameters
     ----------
     path
         Held-out rows of their own.
     mask
-        A column of the incoming files, or a file with one value for each row of the data set.
+        A column of the incoming files, or a file with one value for each row that the data set ever had.
     fraction
         The share of the rows that is held out, decided once for each row by a hash of its number.
     """

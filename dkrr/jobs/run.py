@@ -49,6 +49,7 @@ from dkrr.jobs.facts import (
     Shown,
     exactness_facts,
     leave_one_out_facts,
+    of_whitened,
     path_rows,
     reuse_facts,
     score_facts,
@@ -107,6 +108,7 @@ class FitSummary(Shown, Solution):
     peak_rss_bytes: dict[str, int] = field(default_factory=dict)
     client_peak_rss_bytes: int = 0
     intercept: list[float] | None = None
+    targets_whitened: bool = False
     leave_one_out: dict[str, Any] | None = None
     score: Score | None = None
     metric: str = ""
@@ -138,7 +140,7 @@ class FitSummary(Shown, Solution):
             ),
             *exactness_facts(plan, result),
             ("not converged", not self.converged and self.message),
-            ("intercept", self.intercept and listed(self.intercept)),
+            ("intercept", self.intercept and listed(self.intercept) + of_whitened(self.targets_whitened)),
             *leave_one_out_facts(result),
             *((f"  {name}", ", ".join(filter(None, rest))) for name, *rest in path_rows(result)),
             *((f"held-out {name}", text) for name, text in score_facts(result)),
@@ -241,11 +243,18 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
         # workers that could not hold a task would be killed again and again
         require_memory(executor, plan.task_bytes // max(1, plan.threads_per_worker))
         workspace = Workspace(
-            store, executor, monitor, blas=blas_of(executor), durable=True, split=plan.split, maker=directory.location
+            store,
+            executor,
+            monitor,
+            blas=blas_of(executor),
+            durable=True,
+            split=plan.split,
+            maker=directory.location,
+            at_end=[],
         )
         monitor.note(given_up=workspace.given_up)  # filled while the run goes on
         try:
-            summary = solve_and_save(job, prepared, plan, workspace, directory.location)
+            summary, tiles = solve_and_save(job, prepared, plan, workspace, directory.location)
         finally:
             note(lambda: _work_facts(workspace))
         seconds |= {phase: run.seconds for phase, run in workspace.phases.items()}
@@ -276,7 +285,12 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
         score=score,
         metric="" if score is None else (evaluate and evaluate.metric) or score.metric,
     )
+    if tiles is not None:  # not earlier: whoever is killed before that goes on with them
+        summary = replace(summary, kept=_clean(job, workspace, tiles))
     directory.write("result.json", plain(summary.to_dict()))
+    for remove in workspace.at_end or ():
+        with contextlib.suppress(OSError, StoreError):  # what stays of it is garbage
+            remove()
     monitor.note(model=summary.model_path, reused=plain(summary.reused))
     return summary
 
@@ -284,8 +298,12 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
 # --- from a plan to a model -------------------------------------------------------------------------------------------
 
 
-def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace, directory: str) -> FitSummary:
+def solve_and_save(
+    job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace, directory: str
+) -> tuple[FitSummary, FitResult | None]:
     """Solve as ``plan`` says and save ``model.zarr`` in the run's ``directory``; seconds and score are still missing.
+
+    The second result is what is in the store of a fit that had tiles.
 
     Raises
     ------
@@ -296,12 +314,13 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
     check_replaceable(path)  # before the work
     with _solved(job, prepared, plan, workspace, directory) as (fits, rows):
         models = [fit.model(train, scaling=prepared.scaling) for fit in fits]
-        # the figures of the models whose place these take go first: they are not their own
-        delete_key(directory, "result.json")
         points = _score_path(job, models, prepared.test, workspace, directory) if len(fits) > 1 else []
         best = next((number for number, point in enumerate(points) if point["chosen"]), 0)
         model, tiles = models[best], fits[best].tiles
-        model.write(path, overwrite=True)
+        # the figures of the models whose place these take go first: they are not their own
+        model.write(path, overwrite=True, before=lambda: delete_key(directory, "result.json"))
+        for point, other in zip(points, models, strict=False):
+            other.write(point["model_path"], overwrite=True)
         if job.leaves_out:
             left_out = _leave_out(job, fits[best], rows, workspace, model, path, directory)
     if model.kernel is not None and (tiles is not None or plan.loss is not None):
@@ -314,7 +333,7 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
     if plan.loss is not None:
         loss = {"loss": {**plan.loss, "C": model.provenance["C"]}, "num_support": model.num_rows, "path": points}
         loss |= {"target_names": model.target_names, "history": fits[best].history}
-    return FitSummary(
+    summary = FitSummary(
         **vars(solution) | {"reused": _reused(plan, solution)},
         run_directory=directory,
         model_path=path,
@@ -323,10 +342,11 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
         tiles_total=0 if tiles is None else tiles.operator.grid.num_lower * len(tiles.factors),
         flops_per_second=factor.flops_computed / factor.seconds if factor.num_computed else 0.0,
         intercept=None if model.intercept is None else model.intercept.tolist(),
+        targets_whitened=model.whitens_targets,
         leave_one_out=left_out,
-        kept={} if tiles is None else _clean(job, workspace, tiles),
         **loss,
     )
+    return summary, tiles
 
 
 @contextmanager
@@ -378,14 +398,14 @@ def _score_path(
     job: JobSpec, models: list[Model], test: Dataset | None, workspace: Workspace, directory: str
 ) -> list[dict[str, Any]]:
     """What the models of several C, in increasing order, are worth on the held-out rows; the best of them is "chosen",
-    of equals that of the smallest C. Each is saved as ``path-NUMBER.zarr``."""
+    of equals that of the smallest C. Each is to be ``path-NUMBER.zarr``."""
     assert test is not None  # noqa: S101  (narrows the type: a job with several C has held-out rows)
     points: list[dict[str, Any]] = []
     for number, model in enumerate(models):
-        location = place(directory, f"path-{number:03}.zarr")
-        model.write(location, overwrite=True)
-        saved, (work, progress) = load_model(location), (workspace.executor, workspace.progress)
-        score, run = score_dataset(saved, test, work, progress, store=workspace.store)
+        with workspace.scratch() as draft:
+            model.write(draft)
+            saved, (work, progress) = load_model(draft), (workspace.executor, workspace.progress)
+            score, run = score_dataset(saved, test, work, progress, store=workspace.store)
         workspace.record("path", run)
         metric = (None if job.evaluate is None else job.evaluate.metric) or score.metric
         points.append(
@@ -396,7 +416,7 @@ def _score_path(
                 "num_support": model.num_rows,
                 "gap": max(certificate.gap for certificate in model.solution.certificates),
                 "converged": model.solution.converged,
-                "model_path": location,
+                "model_path": place(directory, f"path-{number:03}.zarr"),
                 "chosen": False,
             }
         )

@@ -198,11 +198,12 @@ class ModelSpec(KernelParameters):
         The ridge, added to the diagonal as it is; a list has one for each target, or, with another loss than
         the square, those of which held-out rows choose one.
     fit_intercept
-        Add a constant that the ridge does not shrink.
+        Add a constant that the ridge does not shrink; true by default with another loss than the square.
     loss
         What is minimised; the square is kernel ridge regression.
     C
-        1 / (2 alpha), for other losses than the square; of a list held-out rows choose one.
+        1 / (2 alpha), for other losses than the square; of a list held-out rows choose one. By default 1, where the
+        loss has one and no alpha is given.
     quantile
         Of pinball; a list gives a column for each.
     epsilon
@@ -480,7 +481,8 @@ class SolverSpec(Table):
     gram
         stored keeps the Gram matrix on disk; on_the_fly evaluates each tile when it is needed.
     tol
-        The relative residual at which iterations end; the duality gap for other losses than the square.
+        The relative residual at which iterations end; for other losses than the square the duality gap, 1e-6 by
+        default.
     max_iter
         The most iterations.
     preconditioner

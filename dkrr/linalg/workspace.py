@@ -120,6 +120,7 @@ class ResidualTrace:
             "name": self.name,
             "tol": self.tol,
             "alpha": self.alpha[:MOST_TARGETS],
+            "num_alphas": len(self.alpha),
             "num_targets": t,
             "is_over": self.is_over,
             "iterations": [iteration for iteration, _ in kept],
@@ -157,7 +158,8 @@ class Workspace:
     names who removes matrices at the end, see :meth:`discard`; "" is nobody. ``foreseen`` is what a plan says of the
     way that is taken, ``other_seconds`` asks what the next one would take, and ``given_up`` says which ones were, see
     :mod:`dkrr.fit.fitting`. ``matrices`` are the locations of those that were made or opened, with the number of tiles
-    that a factor lacked then.
+    that a factor lacked then. ``at_end`` collects what removes the state of finished solves when their answers are
+    safe; None removes it at once.
     """
 
     store: Any
@@ -174,6 +176,7 @@ class Workspace:
     other_seconds: Callable[[], float | None] | None = None
     given_up: list[dict[str, Any]] = field(default_factory=list)
     matrices: dict[str, int] = field(default_factory=dict)
+    at_end: list[Callable[[], object]] | None = None
 
     def matrix(self, location: Any, grid: TileGrid, dtype: str, fields: dict[str, Any]) -> TileMatrix:
         """Create a matrix that others may share, or open it; for the holder of its lock."""
@@ -598,4 +601,12 @@ def resumable_folder(workspace: Workspace, key: str, *, keep: bool = True) -> It
             if not keep or isinstance(error, DamagedChunkError | DataError):
                 remove_array(location)
             raise
+        if workspace.at_end is None:
+            remove_array(location)
+        else:
+            workspace.at_end.append(partial(_remove_unless_held, location))
+
+
+def _remove_unless_held(location: str) -> None:
+    with contextlib.suppress(LockedError), hold_lock(location):
         remove_array(location)

@@ -257,6 +257,11 @@ class Model:
         return () if "target_names" in self.made_up else target_columns(self.target_names, self.classes)
 
     @property
+    def whitens_targets(self) -> bool:
+        """Whether it was fitted to targets in units of their own; those of a loss for labels are classes."""
+        return self.scaling is not None and bool(self.scaling.y_mean.any() or (self.scaling.y_std != 1).any())
+
+    @property
     def places(self) -> list[list[int]]:
         """Where features, targets and weights stood in the source; [] where nobody knows."""
         return list(self.provenance.get("places", ()))
@@ -353,6 +358,10 @@ class Model:
         """
         X = self.matched(X)
         if type(X).__module__.startswith("dask."):
+            if out is not None:
+                raise ParameterError(
+                    "out is for rows in memory, X is a dask array", hint="compute X, or store the result"
+                )
             return self._predict_dask(X)
         shape = (self._checked_shape(X)[0], self.num_targets)
         if out is not None:
@@ -462,8 +471,11 @@ class Model:
         self.write(path, overwrite=overwrite)
         note_user(self.provenance.get("store"), path)
 
-    def write(self, path: Any, *, overwrite: bool = False) -> None:
-        """:meth:`save` for a short while, or for a run: the store of the model's factors is not told of it."""
+    def write(self, path: Any, *, overwrite: bool = False, before: Callable[[], object] = lambda: None) -> None:
+        """:meth:`save` for a short while, or for a run: the store of the model's factors is not told of it.
+
+        ``before`` is called when all is written, and only has to take the place of what is there.
+        """
         check_place("path", path)
         root, arrays = local_root(path), self._arrays()
         check_outside(path)
@@ -482,6 +494,7 @@ class Model:
                 beside = root.with_name(f"{root.name}.{uuid.uuid4().hex}.partial")
                 try:
                     self._write(str(beside))
+                    before()
                     put_in_place(beside, root, check)
                 finally:
                     shutil.rmtree(beside, ignore_errors=True)
@@ -491,6 +504,7 @@ class Model:
                     for rows in arrays.values()
                 ):
                     raise StoreError(f"the rows of this model are read from {path}", hint="save it at another address")
+                before()
                 remove_array(path)  # the metadata first; also what a save that was interrupted left
                 self._write(path)
 

@@ -389,7 +389,7 @@ SHARED_EVALUATIONS, FEATURE_EVALUATIONS, CONTINUED_EVALUATIONS, CHECK_EVALUATION
 
 NUM_CONTINUED = 4
 
-UNFINISHED = "unfinished.json"
+UNFINISHED = "unfinished"
 
 FACTORS = tuple(2.0 ** (k / 2) for k in range(-2, 3))
 
@@ -793,7 +793,9 @@ def tune(
         if settings.fold_loss is not None:
             _check_loss_targets(settings.fold_loss.losses, dataset.num_targets)
         location = place(store, "tune", f"{digest}.zarr")
-        write_json(location, UNFINISHED, {})  # a search that is interrupted continues with its trials
+        asked = hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode()).hexdigest()[:16]
+        mark = f"{UNFINISHED}-{asked}.json"
+        write_json(location, mark, {})  # a search that is interrupted continues with its trials
         result = Tuner(
             subset=subset,
             batch=TrialBatch(
@@ -808,7 +810,7 @@ def tune(
             num_rows=dataset.num_rows,
             progress=progress,
         ).run()
-        delete_key(location, UNFINISHED)
+        delete_key(location, mark)
         return result
 
 

@@ -333,3 +333,14 @@ def test_tiles_that_are_computed_again_are_not_counted_as_found(make: Make) -> N
 
     summary = fit_job(spec, progress=progress)
     assert ("tiles of the factor", "15, 15 computed, 0 found valid") in summary.facts()
+
+
+def test_what_a_way_that_was_given_up_began_with_is_no_reuse(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    earlier = {"output": {"directory": "runs/b"}, "model": {"alpha": 0.2}}
+    fit_job(make(solver={"name": "cg", "rank": 100, "tile_size": 128}, **earlier))
+    price_in_order(monkeypatch, "cg mixed", "cholesky float64", "cg float64", "cholesky mixed", "primal")
+    with failing_at("compute.cg.float32.curvature:@2:nan"):
+        summary = fit_job(make(solver={"precision": "auto"}))
+    assert summary.given_up
+    assert (summary.solver, summary.precision) == ("cholesky", "float64")
+    assert "start" not in summary.reused

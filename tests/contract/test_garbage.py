@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 
 import dkrr
 from dkrr.cli import main
+from dkrr.jobs.inspection import delete_garbage, find_garbage
 from dkrr.store.files import json_bytes, read_json
 from dkrr.store.lease import hold_lock
 from tests.faults import failing_at
@@ -178,6 +179,41 @@ def test_trials_of_an_interrupted_search_are_kept(tmp_path: Path, monkeypatch: p
     make_old(tmp_path)
     run("gc", tmp_path / "runs/store", "--yes")
     assert not list(tmp_path.glob("runs/store/tune/*"))
+
+
+def test_another_search_that_ends_leaves_the_trials_of_an_interrupted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = job(tmp_path, "runs/demo", "runs/store")
+    path.write_text(path.read_text() + '[tune]\nkernels = ["rbf"]\nsearch_rows = [60]\nrows = 100\n')
+    with monkeypatch.context() as patch:
+        patch.setattr("dkrr.selection.tuning.Tuner._slice", lambda *_: 1 / 0)
+        CliRunner().invoke(main, ["tune", str(path), "-o", str(tmp_path / "best.toml")])
+    trials = list(tmp_path.glob("runs/store/tune/*/trials/*.json"))
+    path.write_text(path.read_text().replace("rbf", "laplacian"))
+    run("tune", path, "-o", tmp_path / "other.toml", "--no-picture")
+    make_old(tmp_path)
+    run("gc", tmp_path / "runs/store", "--yes")
+    assert trials
+    assert all(trial.exists() for trial in trials)
+
+
+def test_bytes_that_another_factor_shares_do_not_become_free(tmp_path: Path) -> None:
+    path = job(tmp_path, "runs/demo", "runs/store")
+    run("fit", path)
+    rows = (tmp_path / "rows.csv").read_text()
+    (tmp_path / "rows.csv").write_text(rows + rows.splitlines()[-1] + "\n")
+    run("fit", path)
+    make_old(tmp_path)
+
+    def used() -> int:
+        files = [item for item in (tmp_path / "runs/store").rglob("*") if item.is_file()]
+        return sum({item.stat().st_ino: item.stat().st_size for item in files}.values())
+
+    before, garbage = used(), find_garbage(tmp_path / "runs/store")
+    freed, _ = delete_garbage(garbage, lambda: garbage)
+    assert freed == before - used()
+    assert freed < sum(item.num_bytes for item in garbage)
 
 
 @pytest.mark.parametrize("theirs", ["[1, 2]", "no JSON", '{"terraform_version": "1.9"}'])

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import dkrr
+from dkrr.jobs.facts import reused_rows
+from dkrr.jobs.prepare import prepare
+from dkrr.jobs.run_directory import RunDirectory
+from dkrr.jobs.spec import JobSpec
+from dkrr.linalg.cg import Checkpoint
 from tests.contract.helpers import run
+from tests.jobs.report.runs import fit_here, write_rows
 from tests.jobs.retrain.project import in_process
 
 X = np.random.default_rng(1).uniform(size=(300, 4))
@@ -207,3 +215,178 @@ def test_a_job_whose_start_is_good_builds_nothing(tmp_path: Path, monkeypatch: p
     document = json.loads(Path("runs/d/result.json").read_text())
     assert document["num_iterations"] == 0
     assert not BUILT & set(document["seconds"]), document["seconds"]
+
+
+@pytest.mark.parametrize("keep", ["model", "factor"])
+def test_a_factor_stays_until_the_run_has_its_result(
+    keep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("dkrr.jobs.run.score_dataset", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            fit_here(tmp_path, output={"keep": keep})
+    result = fit_here(tmp_path, output={"keep": keep}).read("result.json") or {}
+    assert (result["tiles_computed"], result["tiles_total"]) == (0, 6)
+    assert bool(result["kept"]) == (keep == "factor")
+
+
+def test_an_intercept_in_the_units_of_the_solver_says_so(tmp_path: Path) -> None:
+    for name, standardize in (("white", True), ("plain", False)):
+        found = fit_here(tmp_path, name, data={"standardize": standardize}, model={"fit_intercept": True})
+        text = run("info", found.path("model.zarr")).output
+        assert ("of the whitened target" in text) == standardize
+        assert (found.read("result.json") or {})["targets_whitened"] == standardize
+
+
+def test_other_names_of_the_same_numbers_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_process(monkeypatch)
+    table = np.random.default_rng(0).random((60, 3))
+    (tmp_path / "job.toml").write_text('[data]\npath = "rows.zarr"\n[model]\nkernel = "rbf"\n')
+    for names in ("aby", "bay"):
+        shutil.rmtree(tmp_path / "rows.zarr", ignore_errors=True)
+        dkrr.ingest(pd.DataFrame(table, columns=list(names)), tmp_path / "rows.zarr", target="y")
+        if names == "bay":
+            run("resume", tmp_path / "runs/job", said="with other names of columns or classes")
+        run("fit", tmp_path / "job.toml")
+        assert dkrr.load_model(tmp_path / "runs/job/model.zarr").feature_names == list(names[:2])
+
+
+def test_a_state_that_was_saved_between_two_checks_is_checked_where_nothing_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X = np.random.default_rng(0).random((400, 4))
+    y, K = np.sin(6 * X[:, 0]), np.exp(-5.0 * np.square(X[:, None] - X[None]).sum(axis=-1))
+    given: dict[str, Any] = {
+        "kernel": "rbf",
+        "gamma": 5.0,
+        "alpha": 1e-3,
+        "solver": "cg",
+        "tol": 1e-9,
+        "tile_size": 128,
+    }
+    given |= {"precision": "float64", "store": str(tmp_path)}
+    save = Checkpoint.save
+
+    def killed(self: Any, state: Any) -> None:
+        save(self, state)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "is_due", lambda _, iteration: iteration >= 37)
+        patch.setattr(Checkpoint, "save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            dkrr.KernelRidge(**given, solver_params={"preconditioner": "none"}).fit(X, y)
+    least = {"preconditioner": "none", "allow_unconverged": True}
+    found = dkrr.KernelRidge(**given, max_iter=20, solver_params=least).fit(X, y)
+    residual = y - K @ found.dual_coef_ - 1e-3 * found.dual_coef_
+    size = (K.sum(axis=1).max() + 1e-3) * np.abs(found.dual_coef_).max() + np.abs(y).max()
+    assert found.solution_.num_iterations == 37
+    assert found.solution_.relative_residual[0] == pytest.approx(np.linalg.norm(residual) / np.linalg.norm(y))
+    assert found.solution_.backward_error[0] == pytest.approx(np.abs(residual).max() / size)
+
+
+def test_of_an_interrupted_factor_only_what_was_done_is_reused(tmp_path: Path) -> None:
+    table = np.random.default_rng(0).random((440, 4))
+    dkrr.ingest(table[:400], tmp_path / "d.zarr", target=3)
+    given: dict[str, Any] = {"data": {"path": str(tmp_path / "d.zarr")}, "evaluate": None, "solver": {"tile_size": 64}}
+
+    def stop(phase: str, done: int, *_: Any) -> None:
+        if phase == "factorise" and done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit_here(tmp_path, progress=stop, **given)
+    dkrr.ingest(table[400:], tmp_path / "d.zarr", append=True)
+    result = fit_here(tmp_path, **given).read("result.json") or {}
+    assert result["tiles_computed"] == result["tiles_total"] - 2
+    assert result["reused"]["factor"]["rows"] == 400
+    assert 0 < result["reused"]["factor"]["share"] < 0.02
+    assert result["reused"]["factor"]["seconds"] < 1
+
+
+def test_rows_that_a_killed_collection_left_half_removed_are_made_anew(tmp_path: Path) -> None:
+    X = np.random.default_rng(0).random((100, 3))
+    np.save(tmp_path / "x.npy", X)
+
+    def fit() -> Any:
+        model = dkrr.KernelRidge(kernel="rbf", tile_size=64, store=tmp_path / "store")
+        return model.fit(str(tmp_path / "x.npy"), X[:, 0]).dual_coef_
+
+    wanted = fit()
+    (rows,) = (tmp_path / "store/rows").glob("*.zarr")
+    document = json.loads((rows / "zarr.json").read_text())
+    document["attributes"]["complete"] = False
+    (rows / "zarr.json").write_text(json.dumps(document))
+    shutil.rmtree(rows / "X")
+    np.testing.assert_array_equal(fit(), wanted)
+
+
+@pytest.mark.parametrize("alpha", [0.25, [0.25, 0.5]], ids=["one alpha", "several"])
+def test_the_figures_of_a_model_stay_as_long_as_it_does(
+    alpha: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {"model": {"loss": "huber", "alpha": alpha}, "solver": None}
+    first = fit_here(tmp_path, **given).read("result.json")
+    with monkeypatch.context() as patch:
+        patch.setattr("dkrr.models.model.put_in_place", lambda *_: 1 / 0)
+        patch.setattr("dkrr.models.model.Model._write", lambda *_: 1 / 0)
+        write_rows(tmp_path / "rows.csv", 420)
+        with pytest.raises(ZeroDivisionError):
+            fit_here(tmp_path, **given)
+    found = RunDirectory(str(tmp_path / "runs/run"))
+    assert found.read("result.json") == first
+    assert "earlier fit" in run("info", found.location).output
+
+
+@pytest.mark.parametrize("place", ["nystrom", "primal", "several alphas"])
+def test_what_was_solved_stays_until_the_run_has_its_result(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways: dict[str, Any] = {
+        "nystrom": {"solver": {"name": "nystrom", "num_centers": 30}},
+        "primal": {"solver": {"name": "primal", "tile_size": "auto"}, "model": {"kernel": "poly"}},
+        "several alphas": {"solver": None, "model": {"loss": "huber", "alpha": [0.25, 0.5]}},
+    }
+    given, scorer = ways[place], "dkrr.jobs.run.score_dataset"
+    with monkeypatch.context() as patch:
+        patch.setattr(scorer, lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            fit_here(tmp_path, **given)
+    pattern = "runs/run/loss-*.npy" if place == "several alphas" else "runs/store/solves/*.zarr"
+    assert list(tmp_path.glob(pattern))
+    fit_here(tmp_path, **given)
+    assert not list(tmp_path.glob(pattern))
+
+
+@pytest.mark.parametrize("target", range(4))
+def test_the_frozen_scaling_is_that_of_the_same_targets(
+    target: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = np.random.default_rng(0).standard_normal((400, 6))
+    table[200:, 2:] += 3.0
+
+    def prepared(n: int, target: int) -> Any:
+        path = tmp_path / f"{target}.csv"
+        np.savetxt(path, table[:n, [0, 1, 2 + target]], delimiter=",")
+        document = {"data": {"path": str(path), "target": -1, "standardize": True}, "model": {"kernel": "rbf"}}
+        return prepare(JobSpec.from_dict(document, base=tmp_path), str(tmp_path / "store"))
+
+    for each in range(4):
+        prepared(200, each)
+    assert prepared(400, target).earlier.scaling is None
+
+
+def test_rows_that_were_read_by_other_rules_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t.csv").write_text("x,y\n1,2\n3,4\n5,7\n")
+    spec = JobSpec.from_dict({"data": {"path": "t.csv", "target": "y"}, "model": {"kernel": "rbf"}}, base=tmp_path)
+    for reading in (1, 2):
+        monkeypatch.setattr("dkrr.jobs.prepare.READING", reading)
+        prepare(spec, str(tmp_path / "store"))
+    assert len(list((tmp_path / "store/data").glob("*.zarr"))) == 2
+
+
+def test_a_centre_without_a_limit_is_told() -> None:
+    drift = {"value": 0.0, "column": "", "rows": 4}
+    ((name, text),) = reused_rows({"center": {"center": "anew", "rows": 9, "drift": drift, "limit": None}})
+    assert name == "centre"
+    assert "limit" not in text

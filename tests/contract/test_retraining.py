@@ -21,11 +21,12 @@ from click.testing import CliRunner, Result
 import dkrr
 from dkrr.cli import main
 from dkrr.dataset.dataset import unpack
-from dkrr.errors import InterruptedRunError, RefusedError, StoreError
+from dkrr.errors import DataError, InterruptedRunError, RefusedError, StoreError
 from dkrr.jobs import toml
+from dkrr.jobs.gate import judge
 from dkrr.jobs.history import History
 from dkrr.jobs.retrain import RetrainSummary
-from dkrr.jobs.retrain_spec import deliveries
+from dkrr.jobs.retrain_spec import GateSpec, deliveries
 from dkrr.store.files import children
 from dkrr.store.objects import put_file
 from tests.contract.helpers import killed_while_removing
@@ -1084,3 +1085,75 @@ def test_pinball_losses_of_other_quantiles_are_not_compared(tmp_path: Path) -> N
     found = project.run()
     assert found.outcome == "promoted"
     assert "quantiles [0.5] are others than [0.9] of 0001" in str(found)
+
+
+def test_a_mask_file_marks_batches_that_come_together(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", holdout={"mask": "mask.npy"})
+    del project.document["holdout"]["fraction"]
+    np.save(project.folder / "mask.npy", np.arange(250) % 5 == 0)
+    for name in ("n1", "n2"):
+        project.deliver(name, seed=int(name[1]))
+    with pytest.raises(DataError, match="250 rows; 240 expected"):
+        project.run()
+    np.save(project.folder / "mask.npy", np.arange(240) % 5 == 0)
+    assert project.run().num_rows == 192
+
+
+def test_a_mask_that_was_damaged_since_is_written_again(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", gate={"tolerance": 9.0})
+    rows = project.nights(1).num_rows
+    (mask,) = Path(project.spec.directory, "masks").glob("*.npy")
+    whole = mask.read_bytes()
+    mask.write_bytes(whole[:-120] + bytes(119) + b"\1")
+    project.document["model"]["alpha"] = 0.1
+    assert project.run().num_rows == rows
+    assert mask.read_bytes() == whole
+
+
+def test_a_search_that_was_asked_otherwise_since_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tune = {"kernels": ["rbf"], "search_rows": [40], "rows": 60}
+    project = Project(tmp_path / "p", retrain={"search_every": 1}, gate={"tolerance": 9.0}, tune=tune)
+    project.nights(1)
+    project.deliver("n2", seed=2)
+    with monkeypatch.context() as patch:
+        patch.setattr("dkrr.jobs.gate._fit", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            project.run()
+    project.document["tune"]["kernels"] = ["laplacian"]
+    found = project.run()
+    assert dkrr.load_model(project.model.resolve(found.version or "").model_path).kernel.name == "laplacian"  # type: ignore[union-attr]
+
+
+def test_a_loss_with_probabilities_is_compared_with_one_without_by_accuracy(tmp_path: Path) -> None:
+    def labels(rows: Any) -> Any:
+        rows[:, 3] = rows[:, 3] > np.median(rows[:, 3])
+        return rows
+
+    project = Project(tmp_path / "p", gate={"max_residual": 1e-3}, data={"one_hot": True})
+    project.document["model"] = {"kernel": "rbf", "gamma": 0.2, "loss": "hinge"}
+    del project.document["solver"]
+    project.deliver("n1", seed=1, change=labels)
+    project.run()
+    project.document["model"]["loss"] = "logistic"
+    with contextlib.suppress(RefusedError):
+        project.run()
+    (check,) = [
+        check
+        for check in json.loads(Path(project.spec.directory, "report.json").read_text())["checks"]
+        if check["name"] == "score"
+    ]
+    assert check["sentence"].startswith("accuracy 0.")
+
+
+def test_every_class_that_held_out_rows_have_must_be_learnt() -> None:
+    score = {"num_rows": 90, "rmse": [0.1] * 3, "r2": [0.9, 0.9, -0.5], "accuracy": 0.9, "balanced_accuracy": 0.9}
+    fit = {"relative_residual": [0.0], "converged": True}
+
+    def passed(r2: list[float | None]) -> bool:
+        scores = {"num_rows": 90, "candidate": score | {"r2": r2}, "production": None}
+        checks = {check.name: check.passed for check in judge(GateSpec(), fit, scores, None, [])}
+        return checks["better than the mean"]
+
+    assert not passed([0.9, 0.9, -0.5])
+    assert passed([0.9, 0.9, None])
+    assert not passed([None, None, None])

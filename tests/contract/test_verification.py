@@ -15,7 +15,8 @@ import dkrr
 from dkrr.kernels import Kernel
 from tests.contract.helpers import run
 from tests.faults import failing_at, flip
-from tests.jobs.retrain.project import in_process
+from tests.jobs.report.runs import fit_here
+from tests.jobs.retrain.project import Project, in_process
 
 X = np.random.default_rng(0).standard_normal((150, 3))
 
@@ -122,3 +123,26 @@ def test_the_sampled_training_rows_are_evaluated_once(options: dict[str, Any], m
     X = np.random.default_rng(0).standard_normal((200, 3))
     dkrr.KernelRidge(kernel="rbf", **options).fit(X, X[:, 0])
     assert sampled.count(16) == 1
+
+
+@pytest.mark.parametrize("name", ["figures.json", "samples.json", "events/000000.jsonl", "status.json"])
+def test_a_document_of_a_run_that_was_changed_is_named(name: str, tmp_path: Path) -> None:
+    path = Path(fit_here(tmp_path).location)
+    run("info", path, "--verify")
+    text = (path / name).read_text()
+    (path / name).write_text(text.replace("0", "1", 1))
+    assert name in run("info", path, "--verify", "--json", exits=4).output
+
+
+@pytest.mark.parametrize("kind", ["masks/*.npy", "records/fit/*.json", "report.json"])
+def test_a_record_of_retraining_that_was_changed_is_named(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_process(monkeypatch)
+    project = Project(tmp_path / "p")
+    project.nights(1)
+    run("info", project.spec.directory, "--verify")
+    (path,) = Path(project.spec.directory).glob(kind)
+    octets = path.read_bytes()
+    path.write_bytes(octets[:-9] + bytes([octets[-9] ^ 1]) + octets[-8:])
+    assert path.name in run("info", project.spec.directory, "--verify", "--json", exits=4).output

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr import load_model
+from dkrr import ingest, load_model
 from dkrr.errors import DkrrError, LockedError, StoreError
 from dkrr.jobs.inspection import verify
 from dkrr.jobs.predict import predict_job
@@ -229,6 +229,15 @@ def test_an_interrupted_prediction_goes_on_with_its_version(site: str, scoring: 
     assert np.array_equal(np.load("out.npy"), load_model(saved[0]).predict(ROWS))
     assert predict_job(PRODUCTION, "rows.npy", "out.npy").version.id != first
     assert np.array_equal(np.load("out.npy"), load_model(saved[1]).predict(ROWS))
+
+
+def test_an_interrupted_prediction_of_a_data_set_that_grew_begins_anew(scoring: NamedModel) -> None:
+    ingest(ROWS, "rows.zarr")
+    with failing_at(f"sync{Path.cwd()}:1:eio"), pytest.raises((OSError, DkrrError)):
+        predict_job(PRODUCTION, "rows.zarr", "out.npy")
+    scoring.rollback()
+    ingest(ROWS, "rows.zarr", append=True)
+    assert predict_job(PRODUCTION, "rows.zarr", "out.npy").version == scoring.resolve()
 
 
 def test_a_version_that_was_pruned_since_is_replaced(scoring: NamedModel, saved: list[str]) -> None:

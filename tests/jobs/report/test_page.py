@@ -134,6 +134,12 @@ def test_a_start_from_another_run_is_reuse(tmp_path: Path) -> None:
     assert "coefficients of" in words
 
 
+def test_the_iterations_of_a_loss_are_those_of_the_result(tmp_path: Path) -> None:
+    run = fit_here(tmp_path, model={"kernel": "rbf", "loss": "huber"}, solver=None)
+    (trace,) = (run.read("figures.json") or {})["convergence"]
+    assert trace["iterations"][-1] == (run.read("result.json") or {})["num_iterations"]
+
+
 def test_several_targets_and_classes(tmp_path: Path) -> None:
     draws = np.random.default_rng(3)
     X = draws.standard_normal((300, 2))
