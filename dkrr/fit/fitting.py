@@ -190,14 +190,15 @@ class FitResult:
         self.solved: list[tuple[list[int], BlockColumns, Solution]] = []
         self.located: list[Callable[[], str | None]] = []
         iterative, is_cg = settings.iterative, settings.solver == "cg"
-        # what decides the answer; what an iteration has besides is left out for a direct solve
+        # what decides the answer; what an iteration has besides is left out for a direct solve, and of an iteration the
+        # BLAS kernel, for it goes on from any iterate
         fields = {
             "gram": gram_fields(self.operator, settings.precision, source_digest),
             "alpha": list(alphas),
             "y": dataset.digest_y,
             "weight": dataset.digest_weight,
             "tile_size": settings.tile_size,
-            "blas": workspace.blas,
+            "blas": None if settings.iterates else workspace.blas,
             "fit_intercept": settings.fit_intercept,
             "iteration": [settings.solver, iterative.tol] if settings.iterates else None,
             "cg": [iterative.preconditioner, iterative.rank, iterative.seed, settings.gram] if is_cg else None,

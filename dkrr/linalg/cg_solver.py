@@ -605,6 +605,7 @@ class CGSolver:
             "gram": "on_the_fly" if operator.gram is None else "stored",
             "rhs": hashlib.sha256(np.ascontiguousarray(values).data.cast("B")).hexdigest(),
             "in_plane": in_plane,
+            "blas": None,
         }
         checkpoint = Checkpoint(place(store, "state"), key_of(fingerprint), durable=work.durable)
         trace = work.trace("conjugate gradients", self.settings.tol, alpha)

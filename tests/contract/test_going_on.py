@@ -82,6 +82,23 @@ def test_a_fit_in_the_same_store_goes_on(
     assert not list((store / "solves").iterdir())
 
 
+@pytest.mark.parametrize(
+    "parameters", [{}, {"precision": "mixed", "solver": "cholesky", "alpha": 1e-9}], ids=["cg", "mixed"]
+)
+def test_an_iteration_goes_on_where_the_machine_has_another_blas_kernel(
+    parameters: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = 1 if parameters else FEW
+    whole = estimator(**parameters, store=str(tmp_path / "other")).fit(X, Y)
+    with pytest.raises(dkrr.ConvergenceError):
+        estimator(**parameters, store=str(tmp_path / "store"), max_iter=few).fit(X, Y)
+    caplog.clear()
+    monkeypatch.setattr("dkrr.models.tiled.blas_of", lambda _: "another")
+    found = estimator(**parameters, store=str(tmp_path / "store"), max_iter=1000).fit(X, Y)
+    assert begun_at(caplog) == [few]
+    np.testing.assert_allclose(found.predict(X), whole.predict(X), rtol=0, atol=1e-7)
+
+
 def test_the_same_estimator_goes_on_without_a_store(caplog: pytest.LogCaptureFixture) -> None:
     whole = estimator().fit(X, Y)
     found = estimator(max_iter=FEW)
