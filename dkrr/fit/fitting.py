@@ -296,7 +296,7 @@ class FitResult:
             mixed.make()
         rhs = self.right_hand_sides(targets, place(self.store, own))
         begin = None if start is None else start[:, targets]
-        self._settle(targets, rhs, *mixed.solve(rhs, None, begin, in_plane=settings.fit_intercept))
+        self._settle(targets, rhs, *mixed.solve(rhs, None, begin, in_plane=settings.fit_intercept, targets=targets))
 
     @property
     def factors(self) -> list[str]:

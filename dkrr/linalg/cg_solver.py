@@ -72,7 +72,7 @@ import hashlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import ceil, inf, log
@@ -565,6 +565,7 @@ class CGSolver:
         start: FloatMatrix | None = None,
         *,
         in_plane: bool = False,
+        targets: Sequence[int] = (),
     ) -> tuple[BlockColumns, Solution]:
         """Solve (S K S + alpha_k I) u_k = rhs_k for all columns.
 
@@ -581,6 +582,8 @@ class CGSolver:
             A guess of u. An interrupted solve goes on from its own state instead.
         in_plane
             Solve for an intercept b as well: A u + b s = S Y with s^T u = 0.
+        targets
+            Their numbers, where these are some of them.
 
         Returns
         -------
@@ -608,7 +611,7 @@ class CGSolver:
             "blas": None,
         }
         checkpoint = Checkpoint(place(store, "state"), key_of(fingerprint), durable=work.durable)
-        trace = work.trace("conjugate gradients", self.settings.tol, alpha)
+        trace = work.trace("conjugate gradients", self.settings.tol, alpha, targets)
         mixed = self.precision == "mixed"
         stored = operator.gram is not None and operator.kernel is not None
         is_approximate = mixed or stored

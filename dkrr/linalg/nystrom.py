@@ -480,7 +480,7 @@ class _Fit:
         )
         alpha = self.alphas[targets].tolist()
         name = f"conjugate gradients on {len(self.triangle):,} centres"
-        trace = self.workspace.trace(name, self.iterative.tol, alpha)
+        trace = self.workspace.trace(name, self.iterative.tol, alpha, targets.tolist())
 
         def report(iteration: int, relative: FloatVector) -> None:
             trace.add(iteration, relative)

@@ -93,6 +93,8 @@ class ResidualTrace:
         Relative residual that was aimed at.
     alpha
         The ridges, each of them once.
+    targets
+        Their numbers, where these are some of them.
     points
         Iterations, and the residuals (t,) after them.
     """
@@ -100,6 +102,7 @@ class ResidualTrace:
     name: str
     tol: float
     alpha: list[float]
+    targets: Sequence[int] = ()
     points: list[tuple[int, NDArray[np.float64]]] = field(default_factory=list)
     is_over: bool = False
 
@@ -124,7 +127,9 @@ class ResidualTrace:
             "num_targets": t,
             "is_over": self.is_over,
             "iterations": [iteration for iteration, _ in kept],
-            "curves": [f"target {k}" for k in range(t)] if is_few else ["largest", "median", "smallest"],
+            "curves": [f"target {k}" for k in self.targets or range(t)]
+            if is_few
+            else ["largest", "median", "smallest"],
             "relative_residual": [
                 each.tolist() if is_few else [float(each.max()), float(np.median(each)), float(each.min())]
                 for _, each in kept
@@ -217,9 +222,9 @@ class Workspace:
         self.phases.setdefault(phase, RunSummary()).merge(summary)
         return summary
 
-    def trace(self, name: str, tol: float, alpha: Iterable[float]) -> ResidualTrace:
+    def trace(self, name: str, tol: float, alpha: Iterable[float], targets: Sequence[int] = ()) -> ResidualTrace:
         """A new trace of residuals; of many, only the first ones are kept."""
-        trace = ResidualTrace(name, tol, sorted({float(value) for value in alpha}))
+        trace = ResidualTrace(name, tol, sorted({float(value) for value in alpha}), targets)
         if len(self.traces) < MOST_TRACES:
             self.traces.append(trace)
         return trace

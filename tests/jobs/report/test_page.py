@@ -134,6 +134,13 @@ def test_a_start_from_another_run_is_reuse(tmp_path: Path) -> None:
     assert "coefficients of" in words
 
 
+def test_the_curves_of_several_alphas_are_those_of_their_targets(tmp_path: Path) -> None:
+    data = {"target": [-2, -1]}
+    run = fit_here(tmp_path, data=data, model={"alpha": [0.1, 0.2]}, solver={"precision": "mixed"})
+    traces = (run.read("figures.json") or {})["convergence"]
+    assert [trace["curves"] for trace in traces] == [["target 0"], ["target 1"]]
+
+
 def test_the_iterations_of_a_loss_are_those_of_the_result(tmp_path: Path) -> None:
     run = fit_here(tmp_path, model={"kernel": "rbf", "loss": "huber"}, solver=None)
     (trace,) = (run.read("figures.json") or {})["convergence"]
