@@ -120,16 +120,16 @@ def kind_of(distance: str, formula: Callable[[Any, Any], Any]) -> str:
     return f"{distance} {name} {_STAMP}"
 
 
-def _decides(value: Any) -> Any:
+def _decides(value: Any, known: tuple[Any, ...] = ()) -> Any:
     """What a formula computes, as far as can be seen: its code, and what it reads from around it."""
-    if not isinstance(value, FunctionType):
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    if not isinstance(value, FunctionType) or value in known:
         return repr(value)
-    code, around = (
-        value.__code__,
-        {name: value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__},
-    )
-    cells = [cell.cell_contents for cell in value.__closure__ or ()]
-    return [code.co_code, code.co_consts, code.co_names, [_decides(item) for item in (*around.values(), *cells)]]
+    code, cells = value.__code__, [cell.cell_contents for cell in value.__closure__ or ()]
+    around = [value.__globals__[name] for name in code.co_names if name in value.__globals__]
+    read = [_decides(item, (*known, value)) for item in (*around, *cells, value.__defaults__)]
+    return code.co_code, code.co_consts, code.co_names, read
 
 
 def _compile(function: Any) -> Any:
