@@ -232,7 +232,6 @@ def read_mask(
     header: Header = "auto",
     delimiter: str | None = None,
     decimal: str = ".",
-    at_least: bool = False,
 ) -> Mask:
     """Read a mask of rows from a column of any file that can be ingested.
 
@@ -248,8 +247,6 @@ def read_mask(
         Of a text file; "auto" takes a first line whose value is no 0, 1, true or false for names.
     delimiter, decimal
         Of a text file, as in :func:`~dkrr.dataset.ingest`.
-    at_least
-        More rows are allowed.
 
     Returns
     -------
@@ -282,7 +279,7 @@ def read_mask(
     if table.dropped is not None:
         mask, kept = np.zeros(len(table.dropped), dtype=bool), mask
         mask[~table.dropped] = kept
-    if len(mask) < num_rows or (len(mask) > num_rows and not at_least):
+    if len(mask) != num_rows:
         raise DataError(
             f"mask {source} has {len(mask)} rows; {num_rows} expected",
             hint="a mask needs one value for each row, those dropped for missing values included",

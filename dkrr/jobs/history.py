@@ -151,6 +151,9 @@ class History:
 
     def _note(self, number: int, label: str | None) -> None:
         self.labels[number] = label
+        self._note_batch(number, label)
+
+    def _note_batch(self, number: int, label: str | None) -> None:
         if named := _LABEL.fullmatch(label or ""):
             self.batches[named[2]] = named[1], number
 
@@ -208,8 +211,15 @@ class History:
 
     # --- held-out rows ------------------------------------------------------------------------------------------------
 
-    def held_out(self, dataset: Dataset) -> Mask:
+    @property
+    def has_mask_file(self) -> bool:
+        """Whether a file marks the rows that are held out: of all batches that come together at once."""
+        return self.spec.holdout.mask is not None and self.spec.holdout.mask_is_file
+
+    def held_out(self, dataset: Dataset, *, decides: bool = True) -> Mask:
         """Which rows of a data set are held out (n,); generations that are new are decided about now.
+
+        Where it does not decide yet, nothing of them is held out.
 
         Raises
         ------
@@ -220,6 +230,10 @@ class History:
         """
         parts, before = list[Mask](), list[list[int]]()
         for generation in dataset.generations:
+            if generation.number not in self.labels and not decides:
+                self._note_batch(generation.number, generation.label)
+                parts.append(np.zeros(generation.num_rows, dtype=bool))
+                continue
             if generation.number not in self.labels:
                 self._decide(dataset, generation, before)
             found = self._decision(generation.number)
@@ -246,9 +260,14 @@ class History:
         mask = np.zeros(m := len(kept), dtype=bool)
         if holdout.fraction is not None:
             mask = row_hash_fraction(first, first + m, holdout.fraction)
-        elif holdout.mask is not None and holdout.mask_is_file:
-            # of several batches at once the first is decided about before the others are there
-            mask = self.read_mask(dataset, at_least=True)[first : first + m]
+        elif self.has_mask_file:
+            try:
+                mask = read_mask(str(holdout.mask), dataset.next_row)[first : first + m]
+            except DataError as exc:
+                raise DataError(
+                    f"{exc.message}: one value for each row that the data set ever had",
+                    hint="extend the mask, or leave out what is no row of it",
+                ) from exc
         elif holdout.mask is not None:
             mask = self._marked(dataset, generation)
         hashes, earlier = _row_hashes(dataset, generation.start, generation.n), self.known_rows()
@@ -282,22 +301,6 @@ class History:
         }
         self.directory.create(self._path(generation.number, ".json"), json_bytes(document))
         self._note(generation.number, generation.label)
-
-    def read_mask(self, dataset: Dataset, *, at_least: bool = False) -> Mask:
-        """The file that marks rows to be held out, of all that the data set ever had; of ``at_least`` these.
-
-        Raises
-        ------
-        DataError
-            It has fewer, or more.
-        """
-        try:
-            return read_mask(str(self.spec.holdout.mask), dataset.next_row, at_least=at_least)
-        except DataError as exc:
-            raise DataError(
-                f"{exc.message}: one value for each row that the data set ever had",
-                hint="extend the mask, or leave out what is no row of it",
-            ) from exc
 
     def _marked(self, dataset: Dataset, generation: Generation) -> Mask:
         """The column of the file whose rows a generation has; that of its label is tried first.
@@ -482,7 +485,7 @@ class History:
             return dataset
         label = INITIAL if name == INITIAL else f"{name} {key}"
         dataset = ingest(rows, self.spec.retrain.data, append=True, label=label)
-        self.held_out(dataset)
+        self.held_out(dataset, decides=not self.has_mask_file)
         self.write()
         self.forget(key)
         return dataset

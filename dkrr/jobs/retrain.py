@@ -241,7 +241,7 @@ def add_rows(history: History, summary: RetrainSummary, phase: Callable[[str], A
     StoreError
         A file is gone, or has other bytes than it had; nothing was changed.
     """
-    spec, decided = history.spec, len(history.labels)
+    spec = history.spec
     phase("restore")
     dataset = open_rows(spec)
     found, missing = history.replacements(dataset)
@@ -271,7 +271,7 @@ def add_rows(history: History, summary: RetrainSummary, phase: Callable[[str], A
     if dataset is not None and not history.is_dry:
         again = {item.number for item in dataset.generations} & set(history.gone or ())
         dataset = drop_generations(spec.retrain.data, sorted(again)) if again else dataset
-        history.held_out(dataset)
+        history.held_out(dataset, decides=not history.has_mask_file)
     if dataset is not None:
         history.freeze_reference(dataset)
     phase("stage")
@@ -294,8 +294,7 @@ def add_rows(history: History, summary: RetrainSummary, phase: Callable[[str], A
     summary.batches.sort(key=lambda batch: str(batch["name"]))
     if dataset is None or history.is_dry:
         return dataset
-    if spec.holdout.mask is not None and spec.holdout.mask_is_file and len(history.labels) > decided:
-        history.read_mask(dataset)
+    history.held_out(dataset)
     if spec.window is not None:
         dataset = keep_last(spec.retrain.data, generations=spec.window.generations, rows=spec.window.rows)
     history.note_gone(dataset)

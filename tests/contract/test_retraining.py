@@ -1090,13 +1090,22 @@ def test_pinball_losses_of_other_quantiles_are_not_compared(tmp_path: Path) -> N
 def test_a_mask_file_marks_batches_that_come_together(tmp_path: Path) -> None:
     project = Project(tmp_path / "p", holdout={"mask": "mask.npy"})
     del project.document["holdout"]["fraction"]
-    np.save(project.folder / "mask.npy", np.arange(250) % 5 == 0)
+    mask = project.folder / "mask.npy"
     for name in ("n1", "n2"):
         project.deliver(name, seed=int(name[1]))
-    with pytest.raises(DataError, match="250 rows; 240 expected"):
-        project.run()
-    np.save(project.folder / "mask.npy", np.arange(240) % 5 == 0)
+    for wrong in (250, 250, 120):
+        np.save(mask, np.arange(wrong) % 3 == 0)
+        with pytest.raises(DataError, match=f"{wrong} rows; 240 expected"):
+            project.run()
+    np.save(mask, marked := np.arange(240) % 5 == 0)  # nothing was decided by the wrong ones
     assert project.run().num_rows == 192
+    assert np.array_equal(History(project.spec).held_out(project.dataset), marked)
+    assert project.is_done()
+    np.save(mask, np.arange(360) % 5 == 0)  # before its rows are there
+    project.document["model"]["alpha"] = 0.1
+    with contextlib.suppress(RefusedError):
+        project.run()
+    assert project.nights(3).num_rows == 288
 
 
 def test_a_mask_that_was_damaged_since_is_written_again(tmp_path: Path) -> None:
