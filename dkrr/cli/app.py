@@ -79,8 +79,10 @@ class CommandGroup(_Verbose, click.Group):
                 raise  # the reader of our output left; click ends quietly
             if ctx.meta.get(_VERBOSE):
                 traceback.print_exception(exc, file=sys.stderr)
+            from dkrr.jobs.facts import scrub  # of what was typed, too
+
             error = told(exc)
-            click.echo(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""), err=True)
+            click.echo(scrub(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else "")), err=True)
             ctx.exit(error.exit_code)
 
 

@@ -31,7 +31,7 @@ def job_file(text: str, command: str, target: tuple[str | int, ...], reading: di
     """The job file that a text means: itself, or for data the one that is written for it."""
     if text.endswith(".toml"):
         for name in ["target"] * bool(target) + list(reading):
-            raise click.UsageError(f"--{name} is for data; {text} is a job file, which has [data] {name}")
+            raise click.UsageError(f"--{name} is for data; this is a job file, which has [data] {name}")
         return Path(text)
     from dkrr.jobs.init import is_data, write_job
 

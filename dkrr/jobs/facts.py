@@ -38,7 +38,7 @@ _EPS = {"float32": 1.1920928955078125e-07}
 REMOVED = "[removed]"
 _NAMES = re.compile(r"secret|passw|token|credential|access_?key|private_?key|api_?key|authori[sz]ation", re.IGNORECASE)
 _PATTERNS = (
-    (re.compile(r"(?<=://)[^/\s@'\"]+:[^/\s@'\"]*(?=@)"), REMOVED),  # user:password@ in an address
+    (re.compile(r"(:/{1,2})[^/\s@'\"]+:[^/\s@'\"]*(?=@)"), rf"\1{REMOVED}"),  # user:password@ in an address
     (re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"), REMOVED),  # numbers of Amazon's keys
     # a name of a secret, and what is given to it: in a query, an assignment, a header
     (

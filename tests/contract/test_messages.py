@@ -209,3 +209,10 @@ def test_scores_of_several_targets_say_that_they_are_means(tmp_path: Path) -> No
     command = "evaluate", tmp_path / "model.zarr", tmp_path / "still.npy"
     run(*command, said="3; each score is the mean over them, r2 without the 1 of one value")
     assert "without" not in run(*command, "--metric", "rmse").output
+
+
+@pytest.mark.parametrize("command", [("gc",), ("plan",), ("info",), ("fit", "--decimal", ".")])
+def test_no_message_repeats_a_password(command: tuple[str, ...]) -> None:
+    address = "tcp://user:hunter2secret@host:1/a.toml"
+    shown = run(*command, address, exits=None)
+    assert "hunter2" not in shown.output
