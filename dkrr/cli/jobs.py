@@ -81,8 +81,8 @@ def init_command(data: str, target: tuple[str | int, ...], output: Path | None, 
 @click.option("--append", is_flag=True, help="Add the rows to the data set that DEST holds, as one generation.")
 @click.option("--label", metavar="TEXT", help="What the generation is called; appended once under this name.")
 @click.option("--drop-generation", multiple=True, type=int, metavar="K", help="Take generation K out; repeatable.")
-@click.option("--keep-generations", type=int, metavar="K", help="Keep the last K generations.")
-@click.option("--keep-rows", type=int, metavar="M", help="Keep the last M rows.")
+@click.option("--keep-generations", type=click.IntRange(min=1), metavar="K", help="Keep the last K generations.")
+@click.option("--keep-rows", type=click.IntRange(min=1), metavar="M", help="Keep the last M rows.")
 def ingest_command(
     source: str,
     dest: str | None,
@@ -101,7 +101,9 @@ def ingest_command(
     With --drop-generation, --keep-generations or --keep-rows the data set becomes a new version with fewer rows, after
     the append if there is one; without SOURCE (`dkrr ingest DEST --keep-rows 100000`) nothing else happens.
     """
-    from dkrr.dataset import drop_generations, ingest, keep_last
+    from dkrr.dataset import drop_generations, ingest, keep_last, open_dataset
+    from dkrr.dataset.writer import check_generations
+    from dkrr.errors import DkrrError
 
     keeps, append = keep_generations is not None or keep_rows is not None, options["append"]
     takes_out = bool(drop_generation) or keeps
@@ -114,13 +116,20 @@ def ingest_command(
     for message in (message for message, is_made in refusals.items() if is_made):
         raise click.UsageError(message)
     if dest is not None:
+        if drop_generation:  # before the append, which a corrected command would repeat
+            check_generations(open_dataset(dest), drop_generation)
         dataset = ingest(
             source, dest, target=list(target) or None, features=list(features) or None, **options, **reading
         )
-    if drop_generation:
-        dataset = drop_generations(dest or source, drop_generation)
-    if keeps:
-        dataset = keep_last(dest or source, generations=keep_generations, rows=keep_rows)
+    try:
+        if drop_generation:
+            dataset = drop_generations(dest or source, drop_generation)
+        if keeps:
+            dataset = keep_last(dest or source, generations=keep_generations, rows=keep_rows)
+    except DkrrError as exc:
+        if dest is not None:
+            exc.hint = f"{exc.hint}; {source} has been appended: leave it out next time (`dkrr ingest {dest} ...`)"
+        raise
     dropped = [("dropped", f"{dataset.num_dropped:,} rows with missing values")]
     print_facts(
         [

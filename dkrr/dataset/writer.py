@@ -446,16 +446,27 @@ def drop_generations(dest: Any, numbers: Iterable[int]) -> Dataset:
         raise ParameterError(f"generation {wrong[0]!r}; whole numbers expected", hint="`dkrr info` lists them")
 
     def kept_from(dataset: Dataset) -> dict[int, int]:
-        unknown = sorted(wanted - set(range(1, dataset.next_generation)))
-        if unknown:
-            there = ", ".join(str(generation.number) for generation in dataset.generations)
-            raise DataError(
-                f"{dataset.path} never had a generation {unknown[0]}; it has {there}",
-                hint="`dkrr info` lists the generations of a data set",
-            )
+        check_generations(dataset, wanted)
         return {found.number: found.start for found in dataset.generations if found.number not in wanted}
 
     return _new_version(dest, kept_from)
+
+
+def check_generations(dataset: Dataset, numbers: Iterable[int]) -> None:
+    """Refuse numbers of generations that a data set never had.
+
+    Raises
+    ------
+    DataError
+        One of them.
+    """
+    unknown = sorted(set(numbers) - set(range(1, dataset.next_generation)))
+    if unknown:
+        there = ", ".join(str(generation.number) for generation in dataset.generations)
+        raise DataError(
+            f"{dataset.path} never had a generation {unknown[0]}; it has {there}",
+            hint="`dkrr info` lists the generations of a data set",
+        )
 
 
 def keep_last(dest: Any, *, generations: int | None = None, rows: int | None = None) -> Dataset:

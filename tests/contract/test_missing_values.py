@@ -15,6 +15,7 @@ import dkrr
 from dkrr.dataset import drop_generations, keep_last, row_hash_fraction
 from dkrr.errors import DataError, ParameterError, RefusedError, StoreMismatchError
 from tests.contract.helpers import run
+from tests.faults import flip
 from tests.jobs.retrain.project import Project, in_process, rows_of
 
 ROWS = 60
@@ -250,3 +251,28 @@ def test_the_same_rows_with_gaps_in_other_places_are_others(label: str | None, t
     gaps_last = pd.concat([frame.drop(index=GONE), frame.loc[GONE]])
     with pytest.raises(StoreMismatchError):
         dkrr.ingest(gaps_last, tmp_path / "d.zarr", **options)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        (("--drop-generation", "11"), 4),
+        (("--drop-generation", "1", "--drop-generation", "2", "--keep-rows", "5"), 4),
+        (("--keep-rows", "0"), 2),
+        (("--keep-generations", "-1"), 2),
+    ],
+)
+def test_a_command_that_takes_rows_out_wrongly_appends_none(wrong: tuple[str, ...], code: int, tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", values())
+    run("ingest", tmp_path / "rows.npy", tmp_path / "d.zarr")
+    run("ingest", tmp_path / "rows.npy", tmp_path / "d.zarr", "--append", *wrong, exits=code)
+    assert dkrr.open_dataset(tmp_path / "d.zarr").num_rows == ROWS
+
+
+def test_a_damaged_data_set_that_was_appended_to_says_so(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", values())
+    run("ingest", tmp_path / "rows.npy", tmp_path / "d.zarr")
+    flip(tmp_path / "d.zarr/X/c/0/0")
+    command = ("ingest", tmp_path / "rows.npy", tmp_path / "d.zarr", "--append", "--drop-generation", "1")
+    shown = run(*command, exits=None)
+    assert ("has been appended" in shown.output) == (dkrr.open_dataset(tmp_path / "d.zarr").num_rows > ROWS)
