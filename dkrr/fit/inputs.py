@@ -40,7 +40,7 @@ from dkrr.dataset import (
     open_table,
     to_floats,
 )
-from dkrr.dataset.writer import is_finished, remove_dataset
+from dkrr.dataset.writer import remove_dataset
 from dkrr.engine.cluster import executor_for, find_client
 from dkrr.engine.machine import free_memory_bytes
 from dkrr.engine.tasks import Executor, InProcessExecutor
@@ -188,9 +188,9 @@ def _named_by_content(dataset: Dataset) -> Dataset:
     """The same rows under a name made of their digests; objects are copied by their store, and the metadata last."""
     digests = [digest[:40] for digest in (dataset.digest, dataset.digest_y, dataset.digest_weight) if digest]
     location = join(parent_of(dataset.path), "-".join(digests) + ("-1d" if dataset.y_is_1d else "") + ".zarr")
-    if not is_finished(location):
+    if not _is_there(location):
         with hold_lock(location, wait=True):
-            if is_finished(location):  # another fit of the same rows was first
+            if _is_there(location):  # another fit of the same rows was first
                 pass
             elif is_url(location):
                 copy_tree(dataset.path, location)
@@ -199,6 +199,14 @@ def _named_by_content(dataset: Dataset) -> Dataset:
                 os.rename(dataset.path, location)
     remove_array(dataset.path)
     return open_dataset(location)
+
+
+def _is_there(location: str) -> bool:
+    try:
+        open_dataset(location)
+    except StoreError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -321,7 +321,8 @@ def test_of_an_interrupted_factor_only_what_was_done_is_reused(tmp_path: Path) -
     assert result["reused"]["factor"]["seconds"] < 1
 
 
-def test_rows_that_a_killed_collection_left_half_removed_are_made_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", ["after it was marked", "after its metadata was removed"])
+def test_rows_that_a_killed_collection_left_half_removed_are_made_anew(killed: str, tmp_path: Path) -> None:
     X = np.random.default_rng(0).random((100, 3))
     np.save(tmp_path / "x.npy", X)
 
@@ -334,6 +335,8 @@ def test_rows_that_a_killed_collection_left_half_removed_are_made_anew(tmp_path:
     document = json.loads((rows / "zarr.json").read_text())
     document["attributes"]["complete"] = False
     (rows / "zarr.json").write_text(json.dumps(document))
+    if killed != "after it was marked":
+        (rows / "zarr.json").unlink()
     shutil.rmtree(rows / "X")
     np.testing.assert_array_equal(fit(), wanted)
 
