@@ -204,9 +204,9 @@ def _names(aliases: Aliases, version: str) -> list[str]:
 
 def _line(version: Version, aliases: Aliases) -> str:
     score = version.facts.get("score")
-    known = {k: v for k, v in score.items() if v is not None} if isinstance(score, dict) else {}
-    scores = [", ".join(f"{k} {v:.6g}" for k, v in known.items())] if known else []
-    return "  ".join([version.created_at, f"{version.num_rows:,} rows", *scores, *_names(aliases, version.id)])
+    known = [f"{k} {v:.6g}" for k, v in score.items() if v is not None] if isinstance(score, dict) else []
+    shown = [version.created_at, f"{version.num_rows:,} rows", ", ".join(known), *_names(aliases, version.id)]
+    return "  ".join(filter(None, shown))
 
 
 # --- paths and stores -------------------------------------------------------------------------------------------------

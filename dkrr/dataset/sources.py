@@ -36,6 +36,7 @@ from dkrr.dataset.table import (
     joined,
     unchanged,
     unique_names,
+    was_changed,
 )
 from dkrr.errors import DataError, ParameterError, StoreError, did_you_mean
 from dkrr.store.documents import refuse_links
@@ -52,7 +53,7 @@ from dkrr.store.files import (
     storage_errors,
     zarr_store,
 )
-from dkrr.store.objects import get_file
+from dkrr.store.objects import Entry, get_file
 
 __all__ = ["Table", "open_table"]
 
@@ -160,12 +161,12 @@ def _fetch(url: str) -> Path | None:
     """
     name, parent = name_of(url), parent_of(url)
     size = key_size(parent, name) if name.endswith(_FILES) else None
-    sizes, check = {name: size or 0}, None
+    sizes, listed = {name: size or 0}, list[Entry]()
     if size is None:
         if name.endswith(".zarr") or "zarr.json" in children(url):  # whose chunks need not be listed
             return None
-        check = _unchanged_objects(url)
-        sizes = {f"{name}/{item.key}": item.num_bytes for item in list_entries(url) if is_visible(item.key)}
+        listed = list_entries(url)
+        sizes = {f"{name}/{item.key}": item.num_bytes for item in listed if is_visible(item.key)}
         if not any(key.endswith(".parquet") for key in sizes):
             if name.endswith(_FILES):
                 raise StoreError(f"{url} does not exist", hint="check the address")
@@ -179,8 +180,8 @@ def _fetch(url: str) -> Path | None:
             (folder / key).parent.mkdir(parents=True, exist_ok=True)
             if get_file(parent, key, folder / key) is None:
                 raise StoreError(f"{join(parent, key)} was removed while it was read", hint="start again")
-        if check is not None:
-            check()
+        if listed:
+            _check_objects(url, listed)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -307,19 +308,14 @@ def open_zarr(location: Any, label: str, **options: Any) -> Table:
 
     import zarr
 
-    check = _unchanged_objects(location) if is_url(location) else None
+    check = functools.partial(_check_objects, location, list_entries(location)) if is_url(location) else None
     return zarr_table(zarr.open(zarr_store(location), mode="r", zarr_format=3), label, check=check, **options)
 
 
-def _unchanged_objects(url: str) -> Callable[[], None]:
-    """As :func:`~dkrr.dataset.table.unchanged`, for all objects below an address: one is never of two versions."""
-    listed = list_entries(url)
-
-    def check() -> None:
-        if list_entries(url) != listed:
-            raise DataError(f"{url} was changed while it was read", hint="start again when it is complete")
-
-    return check
+def _check_objects(url: str, listed: list[Entry]) -> None:
+    """Refuse objects below an address that are others than were listed: one is never of two versions, several are."""
+    if list_entries(url) != listed:
+        raise was_changed(url)
 
 
 def _check_present(location: Any, num_rows: Any, label: str) -> None:

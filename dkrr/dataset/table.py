@@ -283,6 +283,14 @@ def joined(x: Table, y: Table | None, weight: Table | None) -> Table:
     return table
 
 
+def was_changed(what: Any) -> DataError:
+    """The error of a source that was not the same from the first look to the last."""
+    return DataError(
+        f"{what} was changed while it was read",
+        hint="start again when it is complete; write files under another name and rename them",
+    )
+
+
 def unchanged(files: Iterable[Path]) -> Callable[[], None]:
     """A check, to be called when they were read, that files are as they are now.
 
@@ -296,10 +304,7 @@ def unchanged(files: Iterable[Path]) -> Callable[[], None]:
     def check() -> None:
         for file, state in states.items():
             if not file.exists() or file_state(file) != state:
-                raise DataError(
-                    f"{file} was changed while it was read",
-                    hint="start again when it is complete; write files under another name and rename them",
-                )
+                raise was_changed(file)
 
     return check
 

@@ -40,7 +40,7 @@ from dkrr.jobs.run import drive_job, job_executor
 from dkrr.jobs.run_directory import RunDirectory, utc_now
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.tune import tune_job
-from dkrr.models.model import Model, load_model
+from dkrr.models.model import load_model
 from dkrr.models.prediction import LOWER_IS_BETTER, Score, score_dataset
 from dkrr.store.documents import plain
 from dkrr.store.files import children, join, name_of, note_user
@@ -288,17 +288,15 @@ def _judge(
         if test is None:
             raise StoreError("the fit has no held-out rows", hint="say which in [holdout]")
 
-        models = [load_model(named.resolve(other).model_path) for other in (version, production) if other is not None]
-
-        def score(model: Model) -> dict[str, Any]:
+        def score(other: str) -> dict[str, Any]:
+            model = load_model(named.resolve(other).model_path)
             with executor_of_size(model, test.num_rows, lambda: job_executor(job, spec.store)) as executor:
                 return asdict(score_dataset(model, test, executor, monitor, store=spec.store)[0])
 
         # a file of held-out rows may have been replaced since the fit: both models see what it holds now
-        candidate = score(models[0]) if spec.holdout.path else fit["score"]
-        there = None if production is None else score(models[1])
-        levels = [model.levels for model in models]
-        return {"num_rows": test.num_rows, "candidate": candidate, "production": there, "levels": levels}
+        candidate = score(version) if spec.holdout.path else fit["score"]
+        there = None if production is None else score(production)
+        return {"num_rows": test.num_rows, "candidate": candidate, "production": there}
 
     monitor.phase("evaluate")
     scores = step(history.directory, "evaluate", {"fit": key, "production": production}, evaluate)
@@ -348,8 +346,7 @@ def judge(
     fit
         ``relative_residual``, or ``gap`` of another loss than the square, per target, and ``converged``.
     scores
-        ``num_rows`` of the held-out rows, and scores of the ``candidate`` and of what is in ``production``, or None;
-        ``levels`` are the quantiles that both predict.
+        ``num_rows`` of the held-out rows, and scores of the ``candidate`` and of what is in ``production``, or None.
     production
         The version that is compared with.
     drift
@@ -370,12 +367,14 @@ def judge(
         ),
         _against_constant(gate, metric, candidate),
     ]
-    there, levels = scores["production"] and score_of(scores["production"]), scores.get("levels") or [[]]
+    there = None if scores["production"] is None else score_of(scores["production"])
     if there is not None and metric == "log_loss" and there.log_loss is None:
         metric = "accuracy"  # of a loss without probabilities
-    if levels[0] != levels[-1]:  # a pinball loss is that of its quantile
-        sentence = f"the quantiles {levels[0]} are others than {levels[-1]} of {production} in production: not compared"
-        checks.append(Check("score", True, sentence))
+    # a pinball loss is that of its quantile, which scores of earlier releases do not say
+    says = candidate.levels is not None or candidate.pinball is None
+    if there is not None and says and there.levels != candidate.levels:
+        others = f"{candidate.levels} are others than {there.levels} of {production} in production"
+        checks.append(Check("score", True, f"the quantiles {others}: not compared"))
     elif there is not None:
         new, old = candidate.value(metric), there.value(metric)
         is_lower = metric in LOWER_IS_BETTER

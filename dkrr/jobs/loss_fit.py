@@ -135,7 +135,10 @@ def fit_loss(
         fits.append(Solved(parts=parts, details=own, history=history))
     goes_on.save()  # until the run has its result
     yield fits
-    workspace.at_end.append(goes_on.remove) if workspace.at_end is not None else goes_on.remove()
+    if workspace.at_end is None:
+        goes_on.remove()
+    else:
+        workspace.at_end.append(goes_on.remove)
 
 
 def _targets(train: Dataset, weight: Floats, scaling: Scaling | None) -> Floats:

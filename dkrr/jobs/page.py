@@ -243,13 +243,8 @@ def memory_section(found: Findings) -> Iterator[Block]:
     if len(times) < 2:
         yield Text(TOO_FEW, missing=True)
     else:
-        peak = {
-            name: max((value for value in values if value is not None), default=0) for name, values in columns.items()
-        }
-        largest, worker = (
-            max(peak.values()),
-            max((value for name, value in peak.items() if name != "driver"), default=0),
-        )
+        highest = {k: max((v for v in values if v is not None), default=0) for k, values in columns.items()}
+        largest, worker = max(highest.values()), max((v for k, v in highest.items() if k != "driver"), default=0)
         unit, unit_name = bytes_unit(largest)
         marks = (("projected", found.plan.get("task_bytes")), ("limit", limit))
         share = f" in {seconds(times[-1])}"
@@ -302,8 +297,9 @@ def convergence_section(found: Findings) -> Iterator[Block]:
     for trace in traces:
         iterations, rows, tol = trace["iterations"], trace["relative_residual"], trace["tol"]
         last, targets, names = max(rows[-1]), trace.get("num_targets", len(rows[0])), trace["curves"]
-        alpha, more = listed((trace.get("alpha") or [])[:4], ".4g"), trace.get("num_alphas", len(trace["alpha"])) - 4
-        alpha = f", alpha {alpha}{f' and {more} more' if more > 0 else ''}" if alpha else ""
+        alphas = trace.get("alpha") or []
+        more = trace.get("num_alphas", len(alphas)) - 4
+        alpha = f", alpha {listed(alphas[:4], '.4g')}{f' and {more} more' if more > 0 else ''}" if alphas else ""
         together = " of all columns together" if what == "duality gap" and len(certificates) > 1 else ""
         parts = [
             f"{cut(trace['name'], 160)}{alpha}: the largest {what} was {last:.2g} ",
@@ -350,9 +346,8 @@ def residual_section(found: Findings) -> Iterator[Block]:
         both = zip(relative, result.get("backward_error") or [], strict=False)
         cells = [(f"{value:.3e}", f"{error:.3e}") for value, error in both]
     rows = [(_name(names, k), *values) for k, values in enumerate(cells[:MOST_TARGETS])]
-    source = (
-        "the given matrix" if (plan.get("kernel") or {}).get("kernel") == "precomputed" else "the kernel and the rows"
-    )
+    is_given = (plan.get("kernel") or {}).get("kernel") == "precomputed"
+    source = "the given matrix" if is_given else "the kernel and the rows"
     caption = f"Evaluated in float64 from {source}{_left(len(cells) - MOST_TARGETS, 'targets')}"
     yield Table(head, rows, caption, folded=len(rows) > 12)
     if left_out := leave_one_out_facts(result):

@@ -41,6 +41,7 @@ from dkrr.dataset.table import (
     resolve,
     target_columns,
     visible_files,
+    was_changed,
 )
 from dkrr.dataset.writer import remove_dataset
 from dkrr.errors import DataError, DkrrError, JobFileError, StoreError
@@ -168,12 +169,8 @@ def open_data(
     dataset = ingest(source, destination, wait=True, **options)
     if _files(path) != files:  # at an address these may be what is there again
         remove_dataset(destination)
-        raise _was_changed(path)
+        raise was_changed(path)
     return dataset
-
-
-def _was_changed(path: str) -> DataError:
-    return DataError(f"{path} was changed while it was read", hint="start again when it is complete")
 
 
 def _as_they_stood(fitted: Dataset, table: Table, data: DataSpec) -> dict[str, Any]:
@@ -236,7 +233,7 @@ def prepare(job: JobSpec, store: Any, dataset: Dataset | None = None) -> Prepare
     # the rows, the mask and other held-out rows are of one state of each file
     for key, state in _sources(job).items():
         if isinstance(state, list) and state != sources.get(key):
-            raise _was_changed(_paths(job)[key])
+            raise was_changed(_paths(job)[key])
     if mask is not None and test is None:
         location = place(store, "rows", f"{split}-test.zarr")
         test = replace(prepare_rows(dataset, location, test_mask=~mask, standardize=False)[0], **fields_of(dataset))
@@ -343,7 +340,7 @@ def changed_since(job: JobSpec, result: dict[str, Any]) -> str:
         if state is None or earlier in (None, state):
             continue
         if are_data_sets and state["digests"] == earlier["digests"]:
-            if earlier.get("names") in (None, state["names"]):  # earlier releases noted none
+            if all(earlier.get(name) in (None, state[name]) for name in ("names", "numbers")):  # earlier ones had none
                 continue
             other = "other names of columns or classes, or numbers of rows"
             return f"complete for {path} with {other}: start `dkrr fit JOB` to use those"
@@ -383,16 +380,13 @@ def _sources(job: JobSpec) -> dict[str, Any]:
 
 
 def _facts(dataset: Dataset) -> dict[str, Any]:
-    """By which the rows of a data set are known."""
+    """By which the rows of a data set are known, and their numbers, by which some are held out."""
     digests = [dataset.digest, dataset.digest_y, dataset.digest_weight]
-    numbers = [
-        [found.first_row, mask_digest(found.kept)] for found in dataset.generations
-    ]  # by which rows are held out
-    names = plain([dataset.feature_names, dataset.target_names, dataset.classes, numbers])
     return {
         "rows": dataset.num_rows,
         "digests": digests,
-        "names": names,
+        "names": plain([dataset.feature_names, dataset.target_names, dataset.classes]),
+        "numbers": [[found.first_row, mask_digest(found.kept)] for found in dataset.generations],
         "generation": dataset.generations[-1].number,
     }
 

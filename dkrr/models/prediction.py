@@ -279,6 +279,8 @@ class Score:
         Minus the mean logarithm of the probability of the true class, of a logistic loss.
     pinball : list of t or None
         Mean of max(q r, (q - 1) r), r = y - prediction, of the quantile q of each column.
+    levels
+        These quantiles, or the one of all columns; None for another loss.
     of_constant
         Metrics of the constant prediction that is best for each of them, of a loss for labels or quantiles: what a
         model that learnt nothing would reach.
@@ -294,6 +296,7 @@ class Score:
     balanced_accuracy: float | None = None
     log_loss: float | None = None
     pinball: list[float] | None = None
+    levels: list[float] | None = None
     of_constant: dict[str, float] | None = None
 
     @property
@@ -450,7 +453,7 @@ def _with_quantiles(score: Score, levels: list[float], truth: Floats, values: Fl
         metrics.mean_pinball_loss(y, np.full(len(y), np.quantile(y, level, method="inverted_cdf")), alpha=level)
         for y, _, level in columns
     ]
-    score = replace(score, pinball=lost, of_constant={"pinball": float(np.mean(least))})
+    score = replace(score, pinball=lost, levels=levels, of_constant={"pinball": float(np.mean(least))})
     if len(levels) == 1:
         return score
     low, high = values[:, np.argmin(levels)], values[:, np.argmax(levels)]
