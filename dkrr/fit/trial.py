@@ -188,17 +188,20 @@ class Trial:
         matrix, rhs = np.ascontiguousarray(self._system[part, part]), np.tile(self._rhs[part], 2 * len(ranks))
         each = rhs.shape[1] // 2
         solves = [_whiten(np.ascontiguousarray(factor[:, part]), value) for value in (alpha, scaled)]
-        # the first r rows of L^-1 F^T are those of the preconditioner of rank r
-        belongs = np.arange(len(factor))[:, None] < np.repeat(ranks, each // len(ranks))
+        rank_of = np.tile(np.repeat(ranks, each // len(ranks)), 2)
 
-        def precondition(r: FloatArray) -> FloatArray:
-            done = [own - w.T @ (belongs * (w @ own)) for w, own in zip(solves, np.split(r, 2, axis=1), strict=True)]
-            return np.hstack(done)
+        def precondition(r: FloatArray, going: NDArray[np.intp]) -> FloatArray:
+            z, split = r.copy(), int(np.searchsorted(going, each))
+            for white, part in zip(solves, (slice(split), slice(split, None)), strict=True):
+                # the first r rows of L^-1 F^T are those of the preconditioner of rank r
+                kept = rank_of[going[part]]
+                w = white[: kept.max(initial=0)]
+                z[:, part] -= w.T @ ((np.arange(len(w))[:, None] < kept) * (w @ r[:, part]))
+            return z
 
-        improves = np.tile(np.repeat(np.array(ranks) > 0, each // len(ranks)), 2)
         alphas = np.repeat([alpha, scaled], each)
         flops = float(rhs.size * (2 * len(rhs) + 4 * len(factor)))
-        counts = _iterate(matrix, alphas, rhs, precondition, tol, self.seconds / 2, flops, improves)
+        counts = _iterate(matrix, alphas, rhs, precondition, tol, self.seconds / 2, flops, rank_of > 0)
         own, small = counts.reshape(2, len(ranks), -1).max(axis=2).tolist()
         return dict(zip(ranks, zip(own, small, strict=True), strict=True))
 
@@ -272,7 +275,7 @@ class Trial:
         else:
             return MOST_ITERATIONS
 
-        def apply(r: FloatArray) -> FloatArray:
+        def apply(r: FloatArray, _: NDArray[np.intp]) -> FloatArray:
             scale = np.abs(r).max(axis=0)
             scale[scale == 0] = 1.0
             z = cho_solve((lower, True), (r / scale).astype(np.float32), check_finite=False)
@@ -293,13 +296,15 @@ def _iterate(
     matrix: FloatArray,
     alpha: FloatArray,
     rhs: FloatArray,
-    apply: Callable[[FloatArray], FloatArray],
+    apply: Callable[[FloatArray, NDArray[np.intp]], FloatArray],
     tol: float,
     seconds: float,
     flops: float,
     improves: NDArray[np.bool_] | bool = True,
 ) -> NDArray[np.float64]:
-    """Iterations of each column, of so many ``flops`` each; where they are too many or take too long, from the rate.
+    """Iterations of each column, of so many ``flops`` for all; where they are too many or take too long, from the rate.
+
+    Those that are done are left out; ``apply`` is given residuals and the numbers of their columns.
 
     What ``seconds`` allow is counted in flops, so that it does not depend on who else uses the processor; only where
     they last :data:`MOST_SLOWDOWN` times as long, that ends it.
@@ -309,19 +314,21 @@ def _iterate(
     """
     most = min(MOST_ITERATIONS, max(LEAST_ITERATIONS, int(seconds * POOL_RATE / flops)))
     started, norms, r = time.perf_counter(), np.linalg.norm(rhs, axis=0), rhs.copy()
-    counts, residuals = np.where(norms > 0, 0.0, 1.0), [np.ones(len(norms))]
-    p = apply(r)
+    counts, going, residuals = np.where(norms > 0, 0.0, 1.0), np.arange(len(norms)), [np.ones(len(norms))]
+    p = apply(r, going)
     rz = dots(r, p)
     for iteration in range(1, most + 1):
-        q = matrix @ p + alpha * p
+        q = matrix @ p + alpha[going] * p
         r -= ratio(rz, dots(p, q)) * q
-        relative = ratio(np.linalg.norm(r, axis=0), norms)
+        relative = residuals[-1].copy()
+        relative[going] = ratio(np.linalg.norm(r, axis=0), norms[going])
         residuals.append(relative)
         counts[(counts == 0) & (relative <= tol)] = iteration
         if counts.all() or (iteration >= 4 and time.perf_counter() - started > MOST_SLOWDOWN * seconds):
             break
-        r[:, counts > 0] = 0.0  # nothing more is done for them
-        z, before = apply(r), rz
+        left = counts[going] == 0
+        going, r, p, rz = going[left], r[:, left], p[:, left], rz[left]
+        z, before = apply(r, going), rz
         rz = dots(r, z)
         p = z + ratio(rz, before) * p
     last, half = np.maximum(relative, 1e-300), iteration // 2
