@@ -241,7 +241,8 @@ class _Rows:
             dropped.append(gone)
             if gone.any():
                 values, numbers, found = values[~gone], numbers[~gone], list(itertools.compress(found or (), ~gone))
-            bad = np.argwhere(~np.isfinite(values[:, :end]))
+            finite = np.isfinite(values[:, :end])
+            bad: Any = () if finite.all() else np.argwhere(~finite)
             if len(bad) and not count:
                 i, k = bad[0].tolist()
                 first_bad = int(numbers[i]), columns[k], float(values[i, k])

@@ -254,6 +254,7 @@ def prefix_digest(block_digests: Sequence[str], tail: Floats) -> str:
 
 
 NARROW = 32
+SAFE = 1e-200, 1e200  # sums of squares that neither overflowed nor lost digits
 
 
 @dataclass(frozen=True)
@@ -294,12 +295,17 @@ class Moments:
         # columns beyond 1e150 may overflow here; what comes out is inf or NaN and refused by whoever scales with it
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
             mean = columns.sum(axis=1) / count
-            mean += (columns - mean[:, None]).sum(axis=1) / count  # what the first sum has lost
             deviations = columns - mean[:, None]
-            # deviations of any scale can be squared when they are divided by the largest
-            largest = np.abs(deviations).max(axis=1)
-            deviations /= np.where(constant | (largest == 0), 1.0, largest)[:, None]
-            norm = largest * np.sqrt(np.einsum("ji,ji->j", deviations, deviations))
+            lost = deviations.sum(axis=1) / count  # by the first sum
+            mean += lost
+            squares = np.einsum("ji,ji->j", deviations, deviations) - count * lost * lost
+            norm = np.sqrt(np.maximum(squares, 0.0))
+            if (unsafe := ~constant & ~((squares > SAFE[0]) & (squares < SAFE[1]))).any():
+                # deviations of any scale can be squared when they are divided by the largest
+                deviations = columns[unsafe] - mean[unsafe, None]
+                largest = np.abs(deviations).max(axis=1)
+                deviations /= np.where(largest == 0, 1.0, largest)[:, None]
+                norm[unsafe] = largest * np.sqrt(np.einsum("ji,ji->j", deviations, deviations))
         mean[constant] = rows[0, constant]
         norm[constant] = 0.0
         return cls(count, mean, norm)

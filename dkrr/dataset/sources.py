@@ -211,12 +211,17 @@ def npy_table(path: Path, label: str, **options: Any) -> Table:
         return np.fromfile(path, dtype, count, offset=begin + first * dtype.itemsize)
 
     def read(start: int, stop: int) -> NDArray[Any]:
+        is_last = stop == shape[0]
         try:
             if is_columns:
                 return np.stack([numbers(j * shape[0] + start, stop - start) for j in range(width)], axis=1)
             return numbers(start * width, (stop - start) * width).reshape(stop - start, width)
-        finally:  # whatever is wrong with the bytes of a file that was replaced
-            check()
+        except (OSError, ValueError):
+            is_last = True  # whatever is wrong with the bytes of a file that was replaced
+            raise
+        finally:
+            if is_last:
+                check()
 
     return ArrayTable(label, shape, read, **options)
 

@@ -261,11 +261,13 @@ class DatasetWriter:
                 self.num_rows += stop - start
                 for name, part in rows.items():
                     self._summaries[name].add(part[start:stop])
-                    self._held[name] = np.concatenate([self._held[name], part[start:stop]])
+                    held = [self._held[name], part[start:stop]]
+                    self._held[name] = np.concatenate(held) if len(held[0]) else held[1]
                 if len(self._held["X"]) == self._chunk_rows:
                     self._write(self._held)
                     self._held = {name: part[:0] for name, part in self._held.items()}
                 start = stop
+            self._held = {name: np.array(part) for name, part in self._held.items()}  # else all of the block stays
 
     def _array(self, name: str) -> RowArray:
         shape = {"num_rows": self.num_rows, "num_columns": self._widths[name], "rows_per_chunk": self._chunk_rows}

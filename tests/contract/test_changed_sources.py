@@ -27,7 +27,7 @@ from dkrr.jobs.prepare import prepare
 from dkrr.jobs.spec import JobSpec
 from dkrr.selection.tuning import TuneSettings, tune
 from dkrr.store.chunks import ChunkArray
-from dkrr.store.files import write_key, zarr_store
+from dkrr.store.files import file_state, write_key, zarr_store
 from dkrr.store.lease import process_record
 from tests.contract.helpers import run
 from tests.faults import swap
@@ -459,6 +459,25 @@ def test_an_array_file_that_is_replaced_while_it_is_read_is_refused(form: str, t
     with pytest.raises(DataError, match="was changed while it was read"):
         dkrr.ingest(table, tmp_path / "data.zarr", target=5, one_hot=form == "classes")
     assert not (tmp_path / "data.zarr").exists()
+
+
+@pytest.mark.parametrize("form", ["C", "F"])
+def test_an_array_file_of_many_blocks_is_compared_once_a_pass(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file in memory is read whole for that, which would cost the square of its size."""
+    monkeypatch.setattr("dkrr.dataset.table.BLOCK_BYTES", 1 << 14)
+    values = np.random.default_rng(0).random((3000, 8))
+    np.save(tmp_path / "rows.npy", np.asfortranarray(values) if form == "F" else values)
+    states: list[Any] = []
+    monkeypatch.setattr("dkrr.dataset.table.file_state", lambda path: states.append(path) or file_state(path))
+    dkrr.ingest(tmp_path / "rows.npy", tmp_path / "data.zarr")
+    assert len(states) == 2
+    blocks = open_table(tmp_path / "rows.npy").blocks(range(8))
+    next(blocks)
+    np.save(tmp_path / "rows.npy", np.asfortranarray(values + 1.0) if form == "F" else values + 1.0)
+    with pytest.raises(DataError, match="was changed while it was read"):
+        list(blocks)
 
 
 # --- data sets that are exchanged while they are read -----------------------------------------------------------------
