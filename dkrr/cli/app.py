@@ -114,8 +114,8 @@ _text_options = (
 
 
 def column(text: str) -> str | int:
-    """A column as typed: a whole number is a position, everything else a name."""
-    return int(text) if re.fullmatch(r"-?\d+", text) else text
+    """A column as typed: a whole number is a position, everything else a name, also one like 01."""
+    return int(text) if re.fullmatch(r"0|-?[1-9][0-9]*", text) else text
 
 
 def reading_options(command: Function) -> Function:

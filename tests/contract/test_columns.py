@@ -132,6 +132,16 @@ def test_names_may_be_numbers_or_as_made_up_ones(names: tuple[str, ...], tmp_pat
     run("evaluate", tmp_path / "m.zarr", tmp_path / "new.parquet")
 
 
+def test_a_name_of_digits_is_no_place_because_it_was_typed(tmp_path: Path) -> None:
+    columns = {"01": np.arange(30.0), "02": np.arange(30.0) ** 2, "03": np.arange(30.0) % 7, "y": np.arange(30.0) % 11}
+    path = csv(pd.DataFrame(columns), tmp_path / "rows.csv")
+    typed = ["--header", "--features", "01", "--features", "02", "--target", "03", "--weight", "y"]
+    assert run("ingest", path, tmp_path / "data.zarr", *typed).exit_code == 0
+    dataset = dkrr.open_dataset(tmp_path / "data.zarr")
+    assert (dataset.feature_names, dataset.target_names, dataset.weight_name) == (("01", "02"), ("03",), "y")
+    assert tomllib.loads(run("init", path, "--header", "--target", "02").stdout)["data"]["target"] in ("02", ["02"])
+
+
 def test_targets_of_a_data_set_are_matched_by_name(tmp_path: Path) -> None:
     frame = FRAME.assign(z=-3 * FRAME["a"])
     train = dkrr.ingest(frame, tmp_path / "train.zarr", target=["y", "z"])
