@@ -33,7 +33,7 @@ from dkrr.dataset.table import target_columns
 from dkrr.errors import DataError, StoreError
 from dkrr.markup import lines_text, named
 from dkrr.store.documents import refuse_links
-from dkrr.store.files import check_place, document_crc, is_url, read_json, storage_errors
+from dkrr.store.files import check_place, document_crc, is_url, list_entries, read_json, storage_errors
 
 FORMAT = "dataset"
 FORMAT_VERSION = 1
@@ -320,9 +320,12 @@ class Dataset:
             self.verify()
 
     def _stamps(self) -> list[Any]:
-        """What tells that a file of rows was written since, of a folder: where rows are appended it is the last one."""
-        arrays = [] if is_url(self.path) else [part.array for part in self.parts().values()]
-        numbers = range(self.X.num_chunks)
+        """What tells that a file of rows was written since: where rows are appended it is the last one."""
+        arrays, numbers = [part.array for part in self.parts().values()], range(self.X.num_chunks)
+        if is_url(self.path):
+            keys = {f"c/{i}/0" for i in numbers}
+            there = [item for array in arrays for item in list_entries(array.location) if item.key in keys]
+            return [(item.key, item.num_bytes, item.version) for item in there]
         files = [os.path.join(array.store, array.chunk_key((i, 0))) for array in arrays for i in numbers]
         found = [os.stat(path) for path in files if os.path.exists(path)]
         return [(file.st_ino, file.st_size, file.st_mtime_ns) for file in found]

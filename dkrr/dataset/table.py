@@ -325,7 +325,7 @@ def visible_files(folder: Path) -> list[Path]:
     found = [path for path in folder.rglob("*") if is_visible(path.relative_to(folder).as_posix())]
     if linked := [path for path in found if path.is_symlink() and path.is_dir()]:
         raise DataError(f"{linked[0]} is a link to a folder", hint="move the folder there, or name it alone")
-    return sorted((path for path in found if not path.is_dir()), key=lambda path: _natural(str(path)))
+    return sorted((path for path in sorted(found) if not path.is_dir()), key=lambda path: _natural(str(path)))
 
 
 def _natural(name: str) -> list[list[tuple[int, str]]]:

@@ -26,7 +26,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -298,9 +298,12 @@ class FitResult:
         begin = None if start is None else start[:, targets]
         self._settle(targets, rhs, *mixed.solve(rhs, None, begin, in_plane=settings.fit_intercept, targets=targets))
 
-    @property
+    @cached_property
     def factors(self) -> list[str]:
-        """Where the factors are that were made; those of a solver that failed are among them."""
+        """Where the factors are that were made, those of a solver that failed among them; asked once that has ended.
+
+        A given matrix is gone after the fit, and with it what a float32 factor is named by.
+        """
         return [location for find in self.located if (location := find()) is not None]
 
     def _settle(self, targets: list[int], rhs: BlockColumns, u: BlockColumns, solution: Solution) -> None:

@@ -141,7 +141,8 @@ def rows_on_disk(X: Any, y: Any, sample_weight: Any, root: Any) -> Iterator[Data
     """The data set that is given, or one that is written below ``root``.
 
     Rows that the caller has in memory are removed at the end. Others stay, under the name of their digests, so that the
-    same rows are there once, however many fits used them.
+    same rows are there once, however many fits used them. While they are used a lock of its own name, ``fit-*.lock``,
+    says that somebody is at work in the store: `dkrr gc` leaves what is in it.
 
     Raises
     ------
@@ -149,16 +150,21 @@ def rows_on_disk(X: Any, y: Any, sample_weight: Any, root: Any) -> Iterator[Data
         At the path of a data set are other rows than when it was opened.
     """
     source = of_targets = None
-    if isinstance(X, Dataset):
-        X.check_still_there()
-        if y is None and sample_weight is None:
-            yield X
-            return
-        source, of_targets = X, y is None
-        X, y, sample_weight = _parts(X, y, sample_weight)
-    with nothing_new(root):
+    with nothing_new(root), hold_lock(place(root, f"fit-{uuid.uuid4().hex}")):
+        if isinstance(X, Dataset):
+            X.check_still_there()
+            if y is None and sample_weight is None:
+                yield X
+                return
+            source, of_targets = X, y is None
+            X, y, sample_weight = _parts(X, y, sample_weight)
         dataset = ingest(X, place(root, "rows", uuid.uuid4().hex + ".zarr"), y=y, sample_weight=sample_weight)
-    if not isinstance(X, np.ndarray) or isinstance(X, np.memmap):
+        if isinstance(X, np.ndarray) and not isinstance(X, np.memmap):
+            try:
+                yield dataset
+            finally:
+                remove_array(dataset.path)
+            return
         # the same rows may be there under other names
         fields = fields_of(dataset)
         if source is not None:
@@ -167,11 +173,6 @@ def rows_on_disk(X: Any, y: Any, sample_weight: Any, root: Any) -> Iterator[Data
             fields["made_up"] = (*others, *(kind for kind in source.made_up if kind in kinds))
             fields |= {name: getattr(source, name) for name in (*kinds, *(("classes", "places") if of_targets else ()))}
         yield replace(_named_by_content(dataset), **fields)
-        return
-    try:
-        yield dataset
-    finally:
-        remove_array(dataset.path)
 
 
 def _parts(dataset: Dataset, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
@@ -188,22 +189,22 @@ def _named_by_content(dataset: Dataset) -> Dataset:
     """The same rows under a name made of their digests; objects are copied by their store, and the metadata last."""
     digests = [digest[:40] for digest in (dataset.digest, dataset.digest_y, dataset.digest_weight) if digest]
     location = join(parent_of(dataset.path), "-".join(digests) + ("-1d" if dataset.y_is_1d else "") + ".zarr")
-    if not _is_there(location):
+    if not _is_whole(location):
         with hold_lock(location, wait=True):
-            if _is_there(location):  # another fit of the same rows was first
+            if _is_whole(location):  # another fit of the same rows was first
                 pass
             elif is_url(location):
                 copy_tree(dataset.path, location)
             else:
-                remove_dataset(location)  # what a removal that was killed left of it
+                remove_dataset(location)  # damaged, or what a removal that was killed left of it
                 os.rename(dataset.path, location)
     remove_array(dataset.path)
     return open_dataset(location)
 
 
-def _is_there(location: str) -> bool:
+def _is_whole(location: str) -> bool:
     try:
-        open_dataset(location)
+        open_dataset(location).verify()
     except StoreError:
         return False
     return True

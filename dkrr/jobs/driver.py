@@ -466,9 +466,16 @@ def submit_job(job: JobSpec, source: bytes) -> Submitted:
                 is_there = key_size(str(result.get("model_path")), "zarr.json") is not None
                 if is_there and not changed_since(job, result):
                     return Submitted(directory, status)
+        before = {name: directory.read_bytes(name) for name in ("job.json", "job.toml")}
         directory.write("job.json", job.to_dict())  # first: it is what makes the folder a run
         directory.write_bytes("job.toml", source)
-        return _start(directory)
+        try:
+            return _start(directory)
+        except BaseException:  # what it was finished for is not what was asked for now
+            for name, data in before.items():
+                if data is not None:
+                    directory.write_bytes(name, data)
+            raise
 
 
 def resume_run(directory: RunDirectory) -> Submitted:

@@ -341,9 +341,11 @@ class Findings:
         self.status = Status.from_dict(scrub(asdict(status)))
         self.state, self.is_finished, self.goes_on = status.state, status.state == "finished", not status.is_over
         result, job, figures = (_document(directory, f"{name}.json") for name in ("result", "job", "figures"))
+        has_begun = status.driver is not None  # else figures, samples and the epoch are those of the attempt before
+        self.status.epoch += not has_begun
         self.result: dict[str, Any] = result if self.is_finished else {}
         self.has_earlier_result = bool(result) and not self.is_finished
-        self.job, self.figures = job, figures
+        self.job, self.figures = job, figures if has_begun else {}
         self.plan: dict[str, Any] = _plan_of(directory, status) or self.result.get("plan") or {}
         source = _tolerant(lambda: (directory.read_bytes("job.toml") or b"").decode(errors="replace"), "")
         self.job_text = cut(source or (json.dumps(job, indent=1, sort_keys=True) if job else ""), MOST_JOB_LETTERS)

@@ -98,10 +98,11 @@ def improve(
     if last.get("tick") == tick:
         summary.outcome = "kept"
         return None
-    # the parameters that were found last are kept until others are asked for, or the next search
+    # the parameters that passed last are kept until others are asked for, or the next search
     given = spec.to_dict()["model"]
     is_same = last.get("given") == given
     model, since = (last["model"], last["fits_since_search"]) if is_same else (given, 0)
+    found_before = model
     mask = history.held_out(dataset)
     fitted = last.get("fitted")
     held_out, mask_path, mask_digest = int(np.count_nonzero(mask)), None, ""
@@ -155,9 +156,10 @@ def improve(
                 monitor.check()
                 if not left:
                     raise
-        summary.outcome = "promoted"
+        summary.outcome = "promoted" if summary.checks else "kept"  # it is there already, by a person, say
     summary.reasons.extend(check["sentence"] for check in summary.checks if not check["passed"])
-    since = 0 if summary.searched else since
+    if summary.searched:  # what the gate refuses is not gone on with
+        since, model = 0, model if all(check["passed"] for check in summary.checks) else found_before
     return {"given": given, "model": model, "fits_since_search": since, "fitted": fitted, "tick": tick}
 
 

@@ -60,12 +60,19 @@ from dkrr.dataset.rows import decode_floats
 from dkrr.dataset.sources import open_table
 from dkrr.dataset.table import column_number, is_place
 from dkrr.dataset.writer import is_finished, remove_dataset
-from dkrr.errors import DataError, InterruptedRunError, ParameterError, StoreError, StoreMismatchError
+from dkrr.errors import (
+    DamagedChunkError,
+    DataError,
+    InterruptedRunError,
+    ParameterError,
+    StoreError,
+    StoreMismatchError,
+)
 from dkrr.jobs.prepare import check_columns
 from dkrr.jobs.retrain_spec import Delivery, DriftSpec, RetrainSpec
 from dkrr.jobs.run_directory import RunDirectory, utc_now
 from dkrr.store.documents import plain
-from dkrr.store.files import children, delete_key, join, json_bytes, parse_json, place
+from dkrr.store.files import children, delete_key, is_below, is_url, join, json_bytes, parse_json, place
 
 logger = logging.getLogger("dkrr.retrain")
 
@@ -73,6 +80,7 @@ INITIAL, MARKED, HELD_OUT = "initial", "marked", "held-out"
 BATCHES, LAST = "batches.json", "last.json"
 PREFIX = 12  # characters of the hash of a batch that are in the label of its generation
 _LABEL = re.compile(rf"(.+) ([0-9a-f]{{{PREFIX}}})", re.DOTALL)
+_DECISION = re.compile(r"([0-9]{6,})\.json")  # which rows of a generation are held out
 _DRAFT = re.compile(rf"(?:[0-9a-f]{{{PREFIX}}}|{INITIAL}|{MARKED}|{HELD_OUT})\.zarr(\.lock)?")
 # rows come again if more than this share of them is known, beyond what comes again by chance
 MOST_AGAIN = 0.1
@@ -144,7 +152,8 @@ class History:
         self._known: dict[int, KnownRows] = {}
         self._foreseen: list[KnownRows] = []  # what a dry run would have appended
         known = {int(number): label for number, label in document["labels"].items()}
-        for number in [int(name[:-5]) for name in children(join(spec.directory, "holdout")) if name.endswith(".json")]:
+        decided = filter(None, (_DECISION.fullmatch(name) for name in children(join(spec.directory, "holdout"))))
+        for number in [int(name[1]) for name in decided]:
             self._note(number, known[number] if number in known else self._decision(number)["label"])
         for number in known.keys() - self.labels.keys():
             self._kept(number, ".json")
@@ -202,9 +211,17 @@ class History:
         return found
 
     def freeze_reference(self, dataset: Dataset) -> Reference:
-        """What new rows are compared with: the statistics of the first that the data set had."""
-        if self.reference is None:
+        """What new rows are compared with: the statistics of the first that the data set had.
+
+        Of rows that a person dropped, since they were wrong, nothing is left.
+        """
+        made_of = set(() if self.reference is None else self.reference.document.get("generations", ()))
+        if dropped := made_of - self._not_again(dataset):
+            numbers = ", ".join(map(str, sorted(dropped)))
+            logger.warning("generation %s was dropped: rows are compared with those that are there now", numbers)
+        if self.reference is None or dropped:
             self.reference = Reference.of(dataset)
+            self.reference.document["generations"] = sorted(_numbers(dataset))
             if not self.is_dry:
                 self.directory.write("reference.json", self.reference.document)
         return self.reference
@@ -420,8 +437,8 @@ class History:
         if named and delivery.location != spec.retrain.incoming:
             stage = "stage"
             reasons = [
-                f"{delivery.name} is in the data set with other bytes (generation {named[0]}); deliver corrected rows "
-                "under another name, after `dkrr ingest --drop-generation`"
+                f"{delivery.name} is in the data set with other bytes, or from another place (generation {named[0]}); "
+                "deliver corrected rows under another name, after `dkrr ingest --drop-generation`"
             ]
         else:
             try:
@@ -432,6 +449,10 @@ class History:
                 if reasons == [] and self.reference is not None:
                     reasons = [finding.sentence for finding in compare_rows(self.reference, staged, spec.drift)]
             except (DataError, ParameterError) as exc:
+                reasons = [exc.message]
+            except StoreError as exc:
+                if not self._is_unreadable(delivery.location, exc):
+                    raise
                 reasons = [exc.message]
             if delivery.content_hash() != key:
                 self.forget(key)
@@ -450,6 +471,17 @@ class History:
             self.forget(key)
         self.write()
         return staged if reasons == [] else None
+
+    def _is_unreadable(self, location: str, error: StoreError) -> bool:
+        """Whether an error is one of a delivery, and not of the place where its rows go; at an address it may pass."""
+        if isinstance(error, DamagedChunkError):
+            return is_below(error.path, location)
+        with contextlib.suppress(DataError, ParameterError):
+            try:
+                open_table(location, **self.spec.data.text_options())
+            except StoreError:
+                return not is_url(location)
+        return False
 
     def _doubled(self, staged: Dataset, dataset: Dataset | None) -> list[str] | None:
         """Why rows must not come again; None for the first rows, delivered as well, which is no news."""

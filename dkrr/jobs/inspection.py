@@ -78,7 +78,7 @@ from dkrr.store.files import (
     sibling,
     users_of,
 )
-from dkrr.store.lease import hold_lock
+from dkrr.store.lease import hold_lock, is_gone, is_here, owner_of, stale_seconds
 from dkrr.store.objects import Entry
 from dkrr.tiles import TileGrid, TileMatrix
 
@@ -376,8 +376,9 @@ _NAMES = {
     "tune": rf"{_HASH}\.zarr",
 }
 _ITEM = re.compile("|".join(f"{kind}/{name}" for kind, name in _NAMES.items()))
-_IN_ITEM = re.compile(rf"(?:{_ITEM.pattern}|{USERS}/[0-9a-f]{{16}}\.json)(?:\.lock)?(?:/.*)?")
+_IN_ITEM = re.compile(rf"(?:{_ITEM.pattern}|fit-{_DRAWN}|{USERS}/[0-9a-f]{{16}}\.json)(?:\.lock)?(?:/.*)?")
 _LEFT = re.compile(rf"(?:\.dkrr-probe-|(?P<whole>.+)\.){_DRAWN}\.(?P<what>partial|replaced)")
+_AT_WORK = re.compile(rf"fit-{_DRAWN}\.lock")  # see rows_on_disk
 _TOGETHER = 64
 
 
@@ -415,7 +416,8 @@ def find_garbage(
         re.fullmatch(ours, name) for kind, ours in _NAMES.items() for name in children(join(root, kind))
     ):
         raise StoreError(f"{root} is not a store (no folder grams or factors)", hint="name the folder of the store")
-    users = {note: _present(note, places) for note, places in users_of(root).items()}
+    known = users_of(root)
+    users = {note: _present(note, places) for note, places in known.items()}
     given_runs = [_absolute(folder) for folder in runs]
     for folder in given_runs:
         if not is_url(folder) and not os.path.isdir(folder):
@@ -425,7 +427,7 @@ def find_garbage(
         parent_of(root),
         _absolute(parent_of(given)),
         *given_runs,
-        *(place for places in users.values() for place in places),
+        *(place for note, places in users.items() for place in places or _beside(known[note])),
         # of a store that was moved away from its runs
         *(parent_of(model) for model in recorded_models(root) if not is_url(model) and os.path.isdir(model)),
     ]
@@ -448,12 +450,19 @@ def find_garbage(
     for entry in trees[parent_of(root)]:
         inside = relative_to(join(parent_of(root), entry.key), root)
         items.setdefault("/".join(inside.split("/")[:2]), []).append(entry)
+    silent = time.time() - max(stale_seconds(), min(kept_seconds, KEPT_SECONDS))
+    locks = {item: entries[0].modified for item, entries in items.items() if _AT_WORK.fullmatch(item)}
+    is_used = any(_is_held(root, item, modified > silent) for item, modified in locks.items())
     for item, entries in sorted(items.items()):
         location, (kind, _, name) = join(root, item), item.partition("/")
         if _ITEM.fullmatch(item):
             factor = factor_of_scratch(name) if kind == "factors" else None
             keys = set() if factor else {key.decode() for key in _KEY.findall(name.encode())}
-            may_find = (is_planning and kind != "scratch") or _may_resume(join(root, kind, factor or name), unfinished)
+            may_find = (
+                is_used
+                or (is_planning and kind != "scratch")
+                or _may_resume(join(root, kind, factor or name), unfinished)
+            )
             if not keys & named and not may_find:
                 # who names a factor has no use for its scratch, only who goes on with it
                 reason = "scratch of a factor that no run goes on with" if factor else "no run or model refers to it"
@@ -462,6 +471,8 @@ def find_garbage(
             # an object cannot be removed under a condition, so that the holders of locks leave them
             if b'"released": true' in (read_key(join(root, kind), name) or b""):
                 add(location, entries, "a lock that was released")
+        elif _AT_WORK.fullmatch(item) and not is_used:
+            add(location, entries, "a lock of a fit that ended")
         elif users.get(location) == []:
             add(location, entries, "a note of a run or model that was removed")
     whole, is_ours = {item.location for item in found}, functools.cache(_is_ours)
@@ -471,6 +482,18 @@ def find_garbage(
                 add(location, entries, "left by an interrupted write")
                 whole.add(location)
     return found
+
+
+def _is_held(root: str, key: str, has_changed: bool) -> bool:
+    """Whether a lock is that of a process that is seen from here and lives, or one that has changed a moment ago."""
+    try:
+        record = read_json(root, key)
+    except StoreError:
+        return has_changed
+    if not isinstance(record, dict) or record.get("released"):
+        return False
+    owner = owner_of(record)
+    return not is_gone(owner) if is_here(owner) else has_changed
 
 
 def delete_garbage(items: Sequence[Garbage], look: Callable[[], list[Garbage]]) -> tuple[int, list[Garbage]]:
@@ -530,14 +553,34 @@ def _present(note: str, places: Sequence[str]) -> list[str]:
     StoreError
         A folder that it may have been in is not there either: on a disk that is not mounted, or moved.
     """
-    found = [place for place in places if is_url(place) or os.path.isdir(place)]
-    if found or all(os.path.isdir(parent_of(place)) for place in places):
-        return found
+    if places[0].startswith("//"):
+        raise StoreError(
+            f"{places[0]}, which uses the store, is on another machine",
+            hint=f"run it there; if it is gone for good, remove {note}",
+        )
+    try:
+        found = [place for place in places if is_url(place) or _is_folder(place)]
+        if found or all(_is_folder(parent_of(place)) for place in places):
+            return found
+    except OSError as exc:
+        _refuse(exc)
     raise StoreError(
         f"{places[0]}, which uses the store, cannot be looked at: the folder it was in is not there",
         hint=f"mount its disk; if it was moved, name its folder with --runs and remove {note}; if it is gone for good, "
         "remove that file",
     )
+
+
+def _beside(places: Sequence[str]) -> list[str]:
+    """Runs and models beside where one was: it may have another name by now."""
+    beside = [join(parent, name) for parent in {parent_of(place) for place in places} for name in children(parent)]
+    return [place for place in beside if _is_ours(place)]
+
+
+def _is_folder(path: str) -> bool:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # not where nobody may look
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    return False
 
 
 def _absolute(location: str | os.PathLike[str]) -> str:

@@ -251,11 +251,13 @@ def export_predictions(
 
 def _put(path: str, output: str) -> None:
     """Put a file, or the files of an array, at an address; the metadata of an array last."""
+    check_fence()
     if not os.path.isdir(path):
         put_file(parent_of(output), name_of(output), Path(path))
         return
     remove_array(output)
     for key in sorted(list_keys(path), key=lambda key: (key == "zarr.json", key)):
+        check_fence()
         put_file(output, key, Path(path, key))
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -50,7 +51,19 @@ from dkrr.jobs.toml import BUILT_IN, is_data_file
 from dkrr.linalg.catalogue import key_of
 from dkrr.linalg.loss import Loss
 from dkrr.store.documents import plain
-from dkrr.store.files import arrays_below, file_state, is_url, list_entries, name_of, parent_of, place
+from dkrr.store.files import (
+    arrays_below,
+    file_state,
+    is_below,
+    is_url,
+    join,
+    list_entries,
+    name_of,
+    parent_of,
+    place,
+    relative_to,
+)
+from dkrr.store.lease import hold_lock
 from dkrr.store.objects import find_object
 
 # raised with what a file means: rows that an earlier release read otherwise are not used
@@ -171,6 +184,25 @@ def open_data(
         remove_dataset(destination)
         raise was_changed(path)
     return dataset
+
+
+def remove_damaged_copy(store: Any, path: str) -> bool:
+    """Remove the copy of rows below a store that an array at ``path`` is a part of; False where it is no such copy.
+
+    One that is whole stays: another run has made it again meanwhile.
+    """
+    for folder in (place(store, name) for name in ("data", "rows")):
+        if is_below(path, folder):
+            name = relative_to(path, folder).split("/")[0]
+            if re.fullmatch(r"[0-9a-f]{40}(-train|-test)?\.zarr", name) is None:
+                return False  # somebody else's
+            with hold_lock(copy := join(folder, name), wait=True):
+                try:
+                    open_dataset(copy).verify()
+                except StoreError:
+                    remove_dataset(copy)
+            return True
+    return False
 
 
 def _as_they_stood(fitted: Dataset, table: Table, data: DataSpec) -> dict[str, Any]:

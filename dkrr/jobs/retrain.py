@@ -44,7 +44,8 @@ class RetrainSummary(Shown):
     ----------
     outcome
         "promoted"; "refused" (a batch, the model, or both); "kept" (a batch was added, and the data set is what it was
-        judged as before); "nothing new"; "dry run" (nothing was done, and what is said of batches would be).
+        judged as before, or the version is in production already, by a person, say); "nothing new"; "dry run" (nothing
+        was done, and what is said of batches would be).
     production
         The version that is served now.
     version

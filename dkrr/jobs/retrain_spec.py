@@ -210,6 +210,9 @@ class RetrainSpec(JobSpec):
             raise misplaced(where, "is a list; a retrain job has one value", hint)
         if self.gate.metric is not None:
             check_metric(("gate", "metric"), model.loss, self.gate.metric)
+        if self.retrain.search_every is not None and self.solver.name == "primal":
+            where, hint = ("solver", "name"), "leave it out, or [retrain] search_every"
+            raise misplaced(where, "= 'primal', and kernels of a search, with a width, have no features", hint)
         if mask is not None and not self.holdout.mask_is_file and self.data.features is None:
             hint = "name the features, so that the mask is not one of them"
             raise misplaced(("holdout", "mask"), "is a column, and [data] features is missing", hint)
@@ -336,7 +339,7 @@ def deliveries(incoming: str, without: Sequence[str] = ()) -> list[Delivery]:
     for other, state in (_objects(folder) if is_url(folder) else dict.fromkeys(_names(folder))).items():
         location = join(folder, other)
         is_meant = fnmatch.fnmatchcase(other, name) if is_pattern else other == name if is_file else _is_data(other)
-        if is_meant and not any(overlaps(location, own) for own in without):
+        if is_meant and not other.startswith(".") and not any(overlaps(location, own) for own in without):
             found.append(Delivery(other, location, _state(location) if state is None else state))
     return found
 

@@ -41,7 +41,7 @@ from dkrr.engine.cluster import blas_of, connect_executor, executor_facts, requi
 from dkrr.engine.machine import peak_rss_bytes
 from dkrr.engine.tasks import Executor, Progress, RunSummary
 from dkrr.engine.workers import describe_executor, worker_memory
-from dkrr.errors import ConvergenceError, DkrrError, LockedError, StoreError, told
+from dkrr.errors import ConvergenceError, DamagedChunkError, DkrrError, LockedError, StoreError, told
 from dkrr.fit.fitting import FitResult
 from dkrr.fit.inputs import given_tiles, nothing_new, rows_on_disk
 from dkrr.jobs.driver import Monitor, driving, job_of
@@ -58,7 +58,7 @@ from dkrr.jobs.facts import (
 )
 from dkrr.jobs.loss_fit import fit_loss
 from dkrr.jobs.plan import Plan, decision_of, make_plan
-from dkrr.jobs.prepare import Prepared, prepare
+from dkrr.jobs.prepare import Prepared, prepare, remove_damaged_copy
 from dkrr.jobs.run_directory import LEFT_OUT, RunDirectory, utc_now
 from dkrr.jobs.spec import JobSpec
 from dkrr.kernels import Kernel
@@ -194,7 +194,15 @@ def drive_job(
     """Be the driver of the run in ``directory`` until it ends; see :func:`fit_job`."""
     job.check_claim(directory.location)  # before anything is written there
     with driving(directory, progress=progress) as monitor:
-        return _run(job, directory, monitor, source)
+        removed: set[str] = set()
+        while True:
+            try:
+                return _run(job, directory, monitor, source)
+            except DamagedChunkError as exc:
+                if exc.path in removed or not remove_damaged_copy(job.store, exc.path):
+                    raise
+                removed.add(exc.path)
+                logger.warning("%s: that copy of the rows is made again", exc.message)
 
 
 def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes | None) -> FitSummary:

@@ -362,7 +362,7 @@ class EventLog:
             return
         data = b"".join(json_bytes(event, indent=None) + b"\n" for event in events)
         folder = join(self.directory.location, "events")
-        number = sum(name.endswith(".jsonl") for name in children(folder))
+        number = sum(re.fullmatch(r"[0-9]{6,}\.jsonl", name) is not None for name in children(folder))
         while not self.directory.create(_segment(number), data):  # another driver counts at the same time
             number += 1
         del self._waiting[: len(events)]

@@ -59,6 +59,7 @@ from dkrr.jobs.toml import (
     misplaced,
 )
 from dkrr.kernels import Kernel, make_kernel
+from dkrr.kernels.features import degree_of
 from dkrr.linalg.loss import Loss, make_loss
 from dkrr.selection.choice import FoldLoss, TuneSettings
 from dkrr.store.chunks import check_same
@@ -291,6 +292,10 @@ def _square_rules(job: JobSpec) -> Iterator[Rule]:
     is_matrix, solver, what = job.model.kernel == "precomputed", job.solver.name, "with a precomputed matrix"
     is_of_rows = is_matrix and solver in ("nystrom", "primal")
     yield is_of_rows, ("solver", "name"), f"= {solver!r} {what}", "give rows and a kernel"
+    has_no_features = solver == "primal" and not is_matrix and degree_of(job.model.build_kernel()) is None
+    hint = 'kernel "linear", or "poly" with a whole degree and coef0 >= 0, has; or take another solver'
+    seen = f"= 'primal' with kernel {job.model.kernel!r}, which has no finite number of explicit features"
+    yield has_no_features, ("solver", "name"), seen, hint
     what += ", whose columns are no features"
     yield is_matrix and job.data.standardize, ("data", "standardize"), what, "leave it out"
     for name in ("C", "folds"):

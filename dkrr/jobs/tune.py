@@ -209,6 +209,9 @@ def tune_job(
         )
         lines = [json.dumps(record, sort_keys=True) for record in result.records]
         beside = _beside(path)
+        with contextlib.suppress(StoreError):
+            if not picture and (read_json(path.parent, beside["search"].name) or {}).get("picture"):
+                beside["picture"].unlink(missing_ok=True)  # of the search whose figures go now
         write_file(beside["search"], json.dumps(document, indent=1, sort_keys=True).encode())
         write_file(beside["trials"], "".join(f"{line}\n" for line in lines).encode())
         if picture:
@@ -264,6 +267,8 @@ def _refuse(job: JobSpec, path: Path) -> None:
             raise _exists(found)
     if job.model.kernel == "precomputed":
         raise JobFileError("[model] kernel = 'precomputed' has no width", hint="give the rows")
+    if job.solver.name == "primal":
+        raise JobFileError("[solver] name = 'primal', and kernels with a width have no features", hint="leave it out")
     _job(job, path, {"kernel": "rbf", "gamma": 1.0, "alpha": 1.0})  # raises what the solver does not allow
     path.parent.mkdir(parents=True, exist_ok=True)
 

@@ -443,9 +443,10 @@ class _System:
         where, alpha = f"at iteration {number:,} of target {target}", float(self.alpha[target])
         precision = "float32" if self.in_float32 else "float64"
         facts: dict[str, Any] = {"iteration": number, "target": target, "curvature": curvature, "precision": precision}
-        if not np.isfinite(curvature):
+        if not np.isfinite(curvature) or not square:
+            what = "has entries that are not finite" if square else "is too small to be squared"
             return NotPositiveDefiniteError(
-                f"CG: p^T A p = {curvature:.3g} {where}: the matrix or the direction has entries that are not finite",
+                f"CG: p^T A p = {curvature:.3g} {where}: {'the matrix or ' * bool(square)}the direction {what}",
                 hint="scale the features and the targets",
                 alpha=alpha,
                 **facts,

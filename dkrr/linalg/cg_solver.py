@@ -81,7 +81,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.errors import ConvergenceError, DataError, LockedError, NotPositiveDefiniteError, NumericalError, StoreError
+from dkrr.errors import (
+    ConvergenceError,
+    DataError,
+    LockedError,
+    NotPositiveDefiniteError,
+    NumericalError,
+    ParameterError,
+    StoreError,
+)
 from dkrr.linalg.catalogue import Ancestor, ancestors, factor_fields, key_of, short_name
 from dkrr.linalg.cg import CGState, Checkpoint, Preconditioner, conjugate_gradients
 from dkrr.linalg.direct import CholeskyFactor, factor_location
@@ -319,16 +327,22 @@ def earlier_factor(operator: RidgeOperator, workspace: Workspace) -> FactorPreco
     ------
     StoreError
         There is none.
+    ParameterError
+        Of a given matrix: a factor is known by its rows and its kernel.
     """
-    n, rows, found = operator.grid.n, operator.rows, list[Ancestor]()
-    if operator.kernel is not None and rows is not None:
-        found = [
-            # all of its rows are rows of the system, and nearly all of the system's rows are there
-            item
-            for item in ancestors(workspace.store, rows.open(), operator.kernel.to_dict(), kinds=["factors"])
-            if item.num_rows == item.fields["n"] >= (1 - MAX_NEW_ROWS) * n
-            and (item.fields["weight_digest"] is not None) == operator.weighted
-        ]
+    n, rows = operator.grid.n, operator.rows
+    if operator.kernel is None or rows is None:
+        raise ParameterError(
+            "preconditioner 'factor' with a precomputed matrix, of which no earlier factor is known",
+            hint="take another preconditioner, or solver 'cholesky', which goes on from its own factor",
+        )
+    found = [
+        # all of its rows are rows of the system, and nearly all of the system's rows are there
+        item
+        for item in ancestors(workspace.store, rows.open(), operator.kernel.to_dict(), kinds=["factors"])
+        if item.num_rows == item.fields["n"] >= (1 - MAX_NEW_ROWS) * n
+        and (item.fields["weight_digest"] is not None) == operator.weighted
+    ]
 
     def distance(item: Ancestor) -> tuple[int, float]:
         other = float(item.fields["alpha"])

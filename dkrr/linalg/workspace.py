@@ -146,9 +146,17 @@ INVERSE_DIAGONAL = "inverse_diagonal"
 DIGEST = "digest.json"
 
 
+def maker_of(location: str) -> str | None:
+    """Who may remove a matrix when done with it, None for nobody; "" where the note is damaged, and says so no more."""
+    try:
+        return (read_json(location, MAKER) or {}).get("maker")
+    except StoreError:
+        return ""
+
+
 def keep_for_others(location: str, maker: str = "") -> None:
     """Have a matrix stay that is going to be used here, and that another ``maker`` would remove when done with it."""
-    if (read_json(location, MAKER) or {}).get("maker", maker) != maker:
+    if maker_of(location) not in (None, maker):
         with contextlib.suppress(OSError, StoreError), hold_lock(location, wait=True):
             delete_key(location, MAKER)
 
@@ -188,14 +196,14 @@ class Workspace:
         self.matrices.setdefault(str(location), 0)
         if self.maker and read_json(location, "zarr.json") is None:
             write_json(location, MAKER, {"maker": self.maker})
-        elif (read_json(location, MAKER) or {}).get("maker", self.maker) != self.maker:
+        elif maker_of(location) not in (None, self.maker):
             delete_key(location, MAKER)
         return TileMatrix.create(location, grid, dtype=dtype, attributes=fields)
 
     def discard(self, location: str) -> bool:
         """Remove a matrix that was made here, unless another has used it since, or does now; whether it is gone."""
         with contextlib.suppress(LockedError), hold_lock(location):
-            if self.maker and (read_json(location, MAKER) or {}).get("maker") == self.maker:
+            if self.maker and maker_of(location) == self.maker:
                 remove_array(location)
                 return True
         return False

@@ -295,7 +295,7 @@ class ChunkArray:
 
     def _damaged(self, index: Sequence[int], reason: str) -> DamagedChunkError:
         chunk = ", ".join(str(int(i)) for i in index)
-        what, hint = "is damaged", "delete it and start the job again, or restore it"
+        what, hint = "is damaged", f"restore it, or make {self.store} anew from what it was made of"
         with contextlib.suppress(StoreError, OSError):
             there = ChunkArray.open(self.store, self.path)
             if (there.chunks, there.dtype) != (self.chunks, self.dtype):  # an array of other chunks, which are whole

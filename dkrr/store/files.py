@@ -14,9 +14,11 @@ import fcntl
 import functools
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
+import socket
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 NO_REPLACE, EXCHANGE = 1, 2  # of renameat2
 # what a file system says that has no hard links, or no more of them, or none from there to here
 NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS})
+# what it says that may only be read
+READ_ONLY = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 # the folder of a store with one note for each user elsewhere
 USERS = "users"
 # file systems without a disk
@@ -55,6 +59,7 @@ MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 STRIP = 1 << 24
 # the entry of a document with the checksum of its others
 CRC = "crc32c"
+logger = logging.getLogger("dkrr.store")
 
 
 # --- locations: paths or addresses ------------------------------------------------------------------------------------
@@ -364,7 +369,9 @@ def children(location: Any) -> list[str]:
     """Names right below a path or address, sorted; none where nothing is."""
     if is_url(location):
         return list_names(location, "") or []
-    return sorted(os.listdir(location)) if os.path.isdir(location) else []
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # not where nobody may look
+        return sorted(os.listdir(location))
+    return []
 
 
 def link_key(source: str, key: str, target: str) -> bool | None:
@@ -490,8 +497,10 @@ def read_json(location: Any, key: str) -> Any | None:
 # --- what only a local file system has --------------------------------------------------------------------------------
 
 
-def file_state(path: str | os.PathLike[str]) -> list[int]:
+def file_state(path: str | os.PathLike[str]) -> list[int | str]:
     """Size, time of last write and time of last change of a file: what tells a changed one without reading it.
+
+    Behind a link also where it is, as seen from there: another file may have been written at the same time.
 
     The second of the times cannot be set, as programs that write in place or copy set the first one. It is also another
     one where the bytes are the same, after a copy or a change of permissions: then only reading tells.
@@ -500,14 +509,16 @@ def file_state(path: str | os.PathLike[str]) -> list[int]:
     what is written from here on sets them again. A file system in memory has no disk; there the crc32c of the bytes is
     added (16 GB/s).
     """
-    content = []
+    content: list[int | str] = []
+    if os.path.realpath(path) != (named := os.path.abspath(path)):
+        content.append(os.path.relpath(os.path.realpath(path), os.path.dirname(named)))
     if os.path.isfile(path) and os.access(path, os.R_OK):  # what cannot be read is refused by whoever reads it
         with contextlib.suppress(OSError):  # some file systems over a network have no fsync
             sync_path(path)
         if file_system(path) in MEMORY_FILE_SYSTEMS:
             with open(path, "rb") as file:
                 strips = iter(lambda: file.read(STRIP), b"")
-                content = [functools.reduce(lambda crc, strip: crc32c(strip, crc), strips, 0)]
+                content.append(functools.reduce(lambda crc, strip: crc32c(strip, crc), strips, 0))
     found = os.stat(path)
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, *content]
 
@@ -685,31 +696,43 @@ def note_user(store: Any, location: Any) -> None:
     """Let a store know a run, a model or a registry elsewhere that needs what is in it, so that nobody removes that.
 
     What lies in the folder beside the store, or below that, not behind a link, is found without; a store that is not
-    there is not made.
+    there is not made. One that may only be read is another person's: it is told nothing, and a warning says so.
     """
     if store is None:
         return
     root, user = (str(item) if is_url(item) else os.path.realpath(item) for item in (store, location))
-    if is_below(user, parent_of(root)) or not (is_url(root) or os.path.isdir(root)):
+    is_found = is_below(user, parent_of(root)) and _base(user)[1] == _base(root)[1]  # at the same endpoint
+    if is_found or not (is_url(root) or os.path.isdir(root)):
         return
     document = {"location": user}
+    if is_url(root) and not is_url(user):
+        document["host"] = socket.gethostname()
     if not is_url(root) and not is_url(user):
         document["relative"] = os.path.relpath(user, root)
     folder, name = join(root, USERS), f"{hashlib.sha256(user.encode()).hexdigest()[:16]}.json"
-    if read_json(folder, name) != document:
+    if read_json(folder, name) == document:
+        return
+    try:
         write_json(folder, name, document)
+    except (OSError, StoreError) as exc:
+        if getattr(exc, "errno", None) not in READ_ONLY and getattr(exc, "reason", None) != "PermissionDeniedError":
+            raise
+        logger.warning("%s cannot be told of %s (%s): `dkrr gc` there may remove its factor", root, user, exc)
 
 
 def users_of(store: str) -> dict[str, list[str]]:
     """Where each user is that a store was told of, by the location of the note.
 
     Two places where the store and its user may have been moved together: where it was, and where it is seen from here.
+    A folder of another machine is at ``//HOST`` and its path.
     """
-    found, folder = {}, join(store, USERS)
+    found, folder, here = {}, join(store, USERS), socket.gethostname()
     for name in children(folder):
         # a store may be a folder with other things in it
         document = read_json(folder, name) if re.fullmatch(r"[0-9a-f]{16}\.json", name) else None
         if document is not None:
             seen = os.path.normpath(join(store, document["relative"])) if "relative" in document else None
-            found[join(folder, name)] = list(dict.fromkeys(filter(None, (str(document["location"]), seen))))
+            is_here = document.get("host", here) == here
+            there = str(document["location"]) if is_here else f"//{document['host']}{document['location']}"
+            found[join(folder, name)] = list(dict.fromkeys(filter(None, (there, seen))))
     return found

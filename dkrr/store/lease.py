@@ -81,7 +81,10 @@ def is_here(record: dict[str, Any]) -> bool:
 
 
 def _status(record: dict[str, Any]) -> str:
-    """What a process does that is, or was, seen from here: psutil's word for it, or "gone"; "" for all others."""
+    """What a process does that is, or was, seen from here: psutil's word for it, or "gone"; "" for all others.
+
+    A system may hide the processes of other users (hidepid of /proc): what they do is not known.
+    """
     if not is_here(record):
         return ""
     try:
@@ -90,7 +93,19 @@ def _status(record: dict[str, Any]) -> str:
         is_another = _ticks(process.pid) != record.get("ticks", _ticks(process.pid))
         return "gone" if is_another else str(process.status())
     except psutil.NoSuchProcess:
-        return "gone"
+        return "" if _is_hidden(int(record["pid"])) else "gone"
+    except (PermissionError, psutil.AccessDenied):
+        return ""
+
+
+def _is_hidden(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except ProcessLookupError:
+        pass
+    return False
 
 
 def is_gone(record: dict[str, Any]) -> bool:

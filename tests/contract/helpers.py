@@ -69,3 +69,22 @@ def killed_while_removing(folder: Path, count: int) -> Iterator[None]:
             patch.setattr(os, name, until_killed(getattr(os, name)))
         yield
     assert calls >= count, "nobody came that far"
+
+
+@contextmanager
+def without_permission(folder: Path, mode: int) -> Iterator[None]:
+    """The block is run by somebody who is not the owner of a folder, and to whom it is open as far as ``mode`` says."""
+    changed = {folder: mode, **{parent: 0o755 for parent in folder.parents if parent.stat().st_uid == os.getuid()}}
+    before = {path: path.stat().st_mode for path in changed if path != Path(path.anchor)}
+    is_root = os.geteuid() == 0  # to whom all is open
+    try:
+        for path in before:
+            path.chmod(changed[path] | (before[path] & 0o7000))
+        if is_root:
+            os.seteuid(65534)
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+        for path, earlier in before.items():
+            path.chmod(earlier & 0o7777)

@@ -27,7 +27,7 @@ from dkrr.jobs.prepare import prepare
 from dkrr.jobs.spec import JobSpec
 from dkrr.selection.tuning import TuneSettings, tune
 from dkrr.store.chunks import ChunkArray
-from dkrr.store.files import file_state, write_key, zarr_store
+from dkrr.store.files import file_state, read_key, write_key, zarr_store
 from dkrr.store.lease import process_record
 from tests.contract.helpers import run
 from tests.faults import swap
@@ -246,7 +246,7 @@ def test_rows_that_are_exchanged_behind_an_estimator_are_found(kind: str, tmp_pa
     dataset = dkrr.ingest(X, tmp_path / "data.zarr", y=y, rows_per_chunk=256)
     source = (dataset,) if kind == "data set" else (np.load(tmp_path / "x.npy", mmap_mode="r"), y)
     estimator = dkrr.KernelRidge(kernel="rbf", gamma=0.01, tile_size=256, store=tmp_path / "store").fit(*source)
-    wanted = estimator.predict(X[:3])
+    wanted, left_out = estimator.predict(X[:3]), estimator.leave_one_out().residuals
     rows = tmp_path / "data.zarr" if kind == "data set" else next((tmp_path / "store/rows").iterdir())
     os.utime(rows / "X/c/0/0")  # written again, and the same
     np.testing.assert_array_equal(estimator.predict(X[:3]), wanted)
@@ -262,9 +262,26 @@ def test_rows_that_are_exchanged_behind_an_estimator_are_found(kind: str, tmp_pa
     for action in (
         lambda: estimator.predict(X[:3]),
         lambda: estimator.predict(X[:3], return_std=True),
-        estimator.leave_one_out,
         lambda: estimator.save(tmp_path / "m"),
     ):
+        with pytest.raises(DamagedChunkError):
+            action()
+    if kind == "data set":
+        with pytest.raises(DamagedChunkError):
+            estimator.leave_one_out()
+    else:  # the array is read again, and its copy made anew
+        np.testing.assert_array_equal(estimator.leave_one_out().residuals, left_out)
+        np.testing.assert_array_equal(estimator.predict(X[:3]), wanted)
+
+
+def test_chunks_that_changed_places_at_an_address_are_found(bucket: Bucket) -> None:
+    X = np.random.default_rng(0).random((200, 3))
+    dataset = dkrr.ingest(X, bucket.url("rows.zarr"), y=X[:, 0], rows_per_chunk=64)
+    estimator = dkrr.KernelRidge(kernel="rbf", tile_size=64).fit(dataset)
+    first, second = (bytes(read_key(dataset.path, f"X/c/{i}/0") or b"") for i in (0, 1))
+    write_key(dataset.path, "X/c/0/0", second)
+    write_key(dataset.path, "X/c/1/0", first)
+    for action in (lambda: estimator.fit(dataset), lambda: dkrr.KernelRidge(tile_size=64).fit(dataset)):
         with pytest.raises(DamagedChunkError):
             action()
 
@@ -725,3 +742,24 @@ def test_an_array_at_an_address_that_is_written_while_it_is_read_is_refused(buck
     blocks, table.blocks = table.blocks, slowly  # type: ignore[method-assign]
     with pytest.raises(DataError, match=r"x\.zarr.* was changed while it was read"):
         dkrr.ingest(table, tmp_path / "rows.zarr")
+
+
+def test_a_link_to_another_file_of_the_same_size_and_times_is_read_anew(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = job / "rows.csv"
+    other = job / "other.csv"
+    other.write_text(rows.read_text().replace("11,2,2", "11,2,9"))
+    rows.rename(job / "first.csv")
+    rows.symlink_to("first.csv")
+    stat, times = os.stat, os.stat(other)
+
+    def alike(path: Any, *given: Any, **options: Any) -> Any:
+        found = stat(path, *given, **options)
+        return times if os.path.basename(os.path.realpath(path)) in ("first.csv", "other.csv") else found
+
+    monkeypatch.setattr("os.stat", alike)
+    before = fitted(job, monkeypatch)
+    rows.unlink()
+    rows.symlink_to("other.csv")
+    assert fitted(job, monkeypatch) != before

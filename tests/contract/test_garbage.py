@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +19,14 @@ from click.testing import CliRunner, Result
 import dkrr
 from dkrr.cli import main
 from dkrr.jobs.inspection import delete_garbage, find_garbage
-from dkrr.store.files import json_bytes, read_json
+from dkrr.store.files import json_bytes, note_user, read_json, users_of
 from dkrr.store.lease import hold_lock
+from tests.contract.helpers import without_permission
 from tests.faults import failing_at
 from tests.jobs.retrain.project import in_process, rows_of
+from tests.s3 import Bucket, bucket, s3_server
+
+__all__ = ["bucket", "s3_server"]
 
 
 @pytest.fixture(autouse=True)
@@ -458,3 +464,151 @@ def test_a_collection_that_was_killed_leaves_nothing_that_a_fit_refuses(
         patch.setattr(shutil, "rmtree", killed)
         CliRunner().invoke(main, ["gc", str(store), "--yes"])
     run("fit", path)
+
+
+# --- estimators -------------------------------------------------------------------------------------------------------
+
+MEANWHILE: list[Callable[[], object]] = []
+
+
+def collecting(A: Any, B: Any) -> Any:
+    """A kernel with which something happens in the middle of a fit."""
+    while MEANWHILE:
+        MEANWHILE.pop()()
+    return np.exp(-0.1 * ((A[:, None, :] - B[None]) ** 2).sum(-1))
+
+
+@pytest.mark.parametrize("older", [0, 3600])
+@pytest.mark.parametrize("kind", ["array", "path", "data set", "precomputed"])
+def test_nothing_goes_while_an_estimator_is_fitted(kind: str, older: int, tmp_path: Path) -> None:
+    """A fit may take longer than what changed a while ago is kept."""
+    X, y, store = rows_of(0, 150)[:, :3], rows_of(0, 150)[:, 3], tmp_path / "p/store"
+    locks: list[dict[str, Any]] = []
+
+    def collect() -> None:
+        (lock,) = store.glob("fit-*.lock")
+        locks.append(json.loads(lock.read_text()))
+        make_old(store)
+        run("gc", store, "--yes", "--older-than", older)
+
+    np.save(tmp_path / "x.npy", X)
+    given: Any = {
+        "path": str(tmp_path / "x.npy"),
+        "data set": dkrr.ingest(X, tmp_path / "x.zarr"),
+        "precomputed": collecting(X, X),
+    }.get(kind, X)
+    options: dict[str, Any] = {"kernel": "precomputed"} if kind == "precomputed" else {"kernel": collecting}
+    estimator = dkrr.KernelRidge(alpha=0.1, **options, solver="cholesky", tile_size=64, store=str(store))
+    with pytest.MonkeyPatch.context() as patch:
+        if kind == "precomputed":
+            solve = dkrr.fit.fitting.FitResult.run
+            patch.setattr("dkrr.fit.fitting.FitResult.run", lambda *given: collect() or solve(*given))
+        else:
+            MEANWHILE.append(collect)
+        estimator.fit(given, y)
+    assert locks
+    wanted = np.linalg.solve(collecting(X, X) + 0.1 * np.eye(150), y)
+    np.testing.assert_allclose(estimator.dual_coef_, wanted, rtol=1e-9, atol=1e-12)
+    assert not list(store.glob("fit-*"))
+
+    with subprocess.Popen(["true"]) as killed:  # what is left of a fit that was killed
+        killed.wait()
+    locks[0]["owner"]["pid"] = killed.pid
+    del locks[0]["crc32c"]
+    (store / f"fit-{'0' * 32}.lock").write_bytes(json_bytes(locks[0]))
+    make_old(store)
+    run("gc", store, "--yes")
+    assert not [path for path in store.rglob("*") if path.is_file()]
+
+
+def test_a_user_that_cannot_be_looked_at_is_no_user_that_was_removed(tmp_path: Path) -> None:
+    X, store = rows_of(0, 150), tmp_path / "shared/store"
+    estimator = dkrr.KernelRidge(alpha=0.1, kernel="rbf", solver="cholesky", tile_size=64, store=str(store))
+    (tmp_path / "bob").mkdir()
+    estimator.fit(X[:, :3], X[:, 3]).save(tmp_path / "bob/model.zarr")
+    assert not find_garbage(store, kept_seconds=0)
+    with without_permission(tmp_path / "bob", 0o700):
+        is_stopped(store, "--older-than", 0, by="cannot be looked at (Permission denied)")
+    assert not find_garbage(store, kept_seconds=0)
+
+
+def test_a_run_that_was_renamed_keeps_what_it_needs_elsewhere(tmp_path: Path) -> None:
+    store = tmp_path / "shared/store"
+    run("fit", job(tmp_path / "project", tmp_path / "results/{id}", store))
+    (result,) = (tmp_path / "results").iterdir()
+    result.rename(tmp_path / "results/renamed")
+    make_old(tmp_path)
+    before = arrays(store)
+    run("gc", store, "--yes")
+    assert arrays(store) == before
+
+
+def test_what_may_not_be_looked_at_is_not_said_to_be_empty(tmp_path: Path) -> None:
+    run("fit", job(tmp_path / "bob", "runs/a", "runs/store"))
+    with without_permission(tmp_path / "bob", 0o700):
+        for command in (["list", tmp_path / "bob/runs"], ["models", "list", "--registry", tmp_path / "bob/models"]):
+            result = CliRunner().invoke(main, [str(argument) for argument in command])
+            assert result.exit_code == 4, result.output
+            assert "Permission denied" in result.stderr
+
+
+def test_a_model_whose_store_may_only_be_read_is_saved_and_added(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run("fit", job(tmp_path / "bob", "runs/a", "runs/store"))
+    (tmp_path / "alice").mkdir()
+    (tmp_path / "alice").chmod(0o777)
+    with without_permission(tmp_path / "bob/runs/store", 0o755):
+        registry = tmp_path / "alice/models"
+        run("models", "add", "demo", tmp_path / "bob/runs/a", "--promote", "--registry", registry)
+        dkrr.load_model(tmp_path / "bob/runs/a/model.zarr").save(tmp_path / "alice/model.zarr")
+    assert "production" in run("models", "list", "demo", "--registry", registry).output
+    assert "cannot be told of" in caplog.text
+    assert dkrr.load_model(tmp_path / "alice/model.zarr").num_rows == 150
+
+
+# --- stores at an address ---------------------------------------------------------------------------------------------
+
+
+def test_a_lock_that_was_given_back_at_an_address_is_of_no_fit_at_work(bucket: Bucket) -> None:
+    store, X = bucket.url("x/store"), rows_of(0, 150)
+    estimator = dkrr.KernelRidge(alpha=0.1, kernel="rbf", solver="cholesky", tile_size=64, store=store)
+    estimator.fit(X[:, :3], X[:, 3])
+    assert "no run or model refers to it" in {item.reason for item in find_garbage(store, kept_seconds=-60)}
+
+
+def test_a_user_at_another_endpoint_is_another_place(bucket: Bucket) -> None:
+    store = bucket.url("runs/store")
+    note_user(store, bucket.url("runs/models"))
+    assert not users_of(store)
+    elsewhere = bucket.url("runs/models").replace("127.0.0.1", "localhost")
+    note_user(store, elsewhere)
+    assert list(users_of(store).values()) == [[elsewhere]]
+
+
+def test_a_user_on_another_machine_is_not_taken_for_removed(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, X = bucket.url("x/store"), rows_of(0, 150)
+    estimator = dkrr.KernelRidge(alpha=0.1, kernel="rbf", solver="cholesky", tile_size=64, store=store)
+    estimator.fit(X[:, :3], X[:, 3]).save(tmp_path / "model.zarr")
+    assert "no run or model refers to it" not in {item.reason for item in find_garbage(store, kept_seconds=-60)}
+    monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
+    (tmp_path / "model.zarr").rename(tmp_path / "not-here.zarr")
+    is_stopped(store, "--older-than", 0, by="is on another machine")
+
+
+def test_a_model_of_a_bucket_that_may_only_be_read_is_saved(
+    bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    X = rows_of(0, 150)
+    options: dict[str, Any] = {"kernel": "rbf", "solver": "cholesky", "tile_size": 64, "store": bucket.url("x/store")}
+    dkrr.KernelRidge(alpha=0.1, **options).fit(X[:, :3], X[:, 3]).save(bucket.url("x/model.zarr"))
+    model = dkrr.load_model(bucket.url("x/model.zarr"))
+    bucket.server.fail({"method": "PUT|POST|DELETE", "path": f"^/{bucket.name}/", "status": 403, "times": 10**6})
+    try:
+        model.save(tmp_path / "model.zarr")
+    finally:
+        bucket.server.fail()
+    assert "cannot be told of" in caplog.text
+    assert dkrr.load_model(tmp_path / "model.zarr").num_rows == 150

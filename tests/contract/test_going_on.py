@@ -13,11 +13,12 @@ import pandas as pd
 import pytest
 
 import dkrr
-from dkrr.jobs.facts import reused_rows
+from dkrr.jobs.facts import Findings, reused_rows
 from dkrr.jobs.prepare import prepare
-from dkrr.jobs.run_directory import RunDirectory
+from dkrr.jobs.run_directory import RunDirectory, Status, read_status
 from dkrr.jobs.spec import JobSpec
 from dkrr.linalg.cg import Checkpoint
+from dkrr.linalg.workspace import MAKER
 from tests.contract.helpers import run
 from tests.jobs.report.runs import fit_here, write_rows
 from tests.jobs.retrain.project import in_process
@@ -410,3 +411,187 @@ def test_a_centre_without_a_limit_is_told() -> None:
     ((name, text),) = reused_rows({"center": {"center": "anew", "rows": 9, "drift": drift, "limit": None}})
     assert name == "centre"
     assert "limit" not in text
+
+
+# --- copies of rows ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["data", "rows"])
+@pytest.mark.parametrize("damage", ["a flipped bit", "a chunk is gone"])
+def test_a_damaged_copy_of_rows_is_made_again(
+    kind: str, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_process(monkeypatch)
+    pd.DataFrame(X).assign(y=Y).to_csv(tmp_path / "rows.csv", index=False)
+    job = tmp_path / "job.toml"
+    job.write_text(
+        '[data]\npath = "rows.csv"\ntarget = "y"\nstandardize = true\n[model]\nkernel = "rbf"\ngamma = 2.0\n'
+        '[evaluate]\nfraction = 0.2\n[solver]\nname = "cholesky"\n'
+    )
+    run("fit", job)
+    model, store = tmp_path / "runs/job/model.zarr", tmp_path / "runs/store"
+    wanted = dkrr.load_model(model).predict(X)
+    shutil.rmtree(store / "factors")
+    for chunk in (store / kind).glob("*/X/c/0/0"):
+        octets = bytearray(chunk.read_bytes())
+        octets[5] ^= 1
+        chunk.unlink() if damage == "a chunk is gone" else chunk.write_bytes(octets)
+    run("fit", job)
+    np.testing.assert_array_equal(dkrr.load_model(model).predict(X), wanted)
+    assert all(dkrr.open_dataset(path).verify() is None for path in store.glob("[dr]*/*.zarr"))
+
+
+def test_a_damaged_copy_does_not_take_the_place_of_a_new_one(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", X)
+    fit = estimator(store=str(tmp_path / "store"), solver="cholesky")
+    wanted = fit.fit(str(tmp_path / "x.npy"), Y).dual_coef_
+    (chunk,) = tmp_path.glob("store/rows/*/X/c/0/0")
+    chunk.write_bytes(chunk.read_bytes()[:-1] + b"?")
+    np.testing.assert_array_equal(fit.fit(str(tmp_path / "x.npy"), Y).dual_coef_, wanted)
+
+
+def test_the_hint_of_damaged_rows_does_not_say_that_they_should_be_deleted(tmp_path: Path) -> None:
+    dkrr.ingest(X, tmp_path / "rows.zarr", y=Y)
+    (tmp_path / "rows.zarr/X/c/0/0").write_bytes(b"")
+    with pytest.raises(dkrr.DamagedChunkError) as caught:
+        estimator().fit(dkrr.open_dataset(tmp_path / "rows.zarr"))
+    assert "delete" not in caught.value.hint
+    assert "restore" in caught.value.hint
+
+
+def test_events_go_on_behind_those_of_somebody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_process(monkeypatch)
+    job = tmp_path / "job.toml"
+    pd.DataFrame(X).assign(y=Y).to_csv(tmp_path / "rows.csv", index=False)
+    job.write_text('[data]\npath = "rows.csv"\ntarget = "y"\n[model]\nkernel = "rbf"\n')
+    run("fit", job)
+    events = tmp_path / "runs/job/events"
+    shutil.copy(events / "000000.jsonl", events / "000000 (conflicted copy).jsonl")
+    (tmp_path / "rows.csv").write_text("y\n1\nnan\n")
+    run("fit", job, exits=None)
+    said = run("logs", tmp_path / "runs/job").output
+    assert "failed" in said.splitlines()[-1]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_job_of_a_given_matrix_in_mixed_precision_ends(
+    weighted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_process(monkeypatch)
+    matrix, weight = np.exp(-2 * ((X[:, None] - X) ** 2).sum(-1)), 0.5 + X[:, 2]
+    columns = [matrix, *([weight[:, None]] if weighted else []), Y[:, None]]
+    np.save(tmp_path / "k.npy", np.concatenate(columns, axis=1))
+    job = tmp_path / "job.toml"
+    job.write_text(
+        f'[data]\npath = "k.npy"\ntarget = [-1]\n{"weight = -2" if weighted else ""}\n'
+        '[model]\nkernel = "precomputed"\nalpha = 0.1\n[solver]\nprecision = "mixed"\ntile_size = 100\n'
+    )
+    run("fit", job)
+    wanted = np.linalg.solve(matrix + np.diag(0.1 / (weight if weighted else np.ones(len(X)))), Y)
+    model = dkrr.load_model(tmp_path / "runs/job/model.zarr")
+    np.testing.assert_allclose(model.predict(matrix)[:, 0], matrix @ wanted, rtol=1e-6, atol=1e-7)
+    assert (tmp_path / "runs/job/result.json").exists()
+
+
+def test_a_damaged_note_of_who_made_a_matrix_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_process(monkeypatch)
+    pd.DataFrame(X).assign(y=Y).to_csv(tmp_path / "rows.csv", index=False)
+    for alpha in (0.1, 0.2):
+        job = tmp_path / f"of-{alpha}.toml"
+        job.write_text(
+            f'[data]\npath = "rows.csv"\ntarget = "y"\n[model]\nkernel = "rbf"\ngamma = 2.0\nalpha = {alpha}\n'
+            '[solver]\nname = "cholesky"\ngram = "stored"\n[output]\nkeep = "all"\n'
+        )
+        run("fit", job)
+        for folder in tmp_path.glob("runs/store/[fg]*/*.zarr"):
+            (folder / MAKER).write_text('{"maker": "somebody", "crc32c": "00000000"}')
+    assert len(list(tmp_path.glob("runs/store/grams/*.zarr"))) == 1
+    matrix = np.exp(-2 * ((X[:, None] - X) ** 2).sum(-1))
+    wanted = matrix @ np.linalg.solve(matrix + 0.2 * np.eye(len(X)), Y)
+    np.testing.assert_allclose(dkrr.load_model(tmp_path / "runs/of-0.2/model.zarr").predict(X)[:, 0], wanted, rtol=1e-9)
+
+
+def test_a_direction_that_cannot_be_squared_is_an_error_that_says_so() -> None:
+    with pytest.raises(dkrr.NotPositiveDefiniteError, match="too small to be squared: scale the features"):
+        dkrr.KernelRidge(kernel="linear", alpha=1.0, solver="cg").fit(X * 1e120, Y)
+
+
+def test_a_factor_of_a_given_matrix_is_no_preconditioner(tmp_path: Path) -> None:
+    matrix = np.exp(-2 * ((X[:, None] - X) ** 2).sum(-1))
+    options: dict[str, Any] = {
+        "kernel": "precomputed",
+        "alpha": 0.1,
+        "tile_size": 100,
+        "store": str(tmp_path / "store"),
+    }
+    dkrr.KernelRidge(**options, solver="cholesky").fit(matrix, Y)
+    with pytest.raises(dkrr.ParameterError, match="'factor' with a precomputed matrix"):
+        dkrr.KernelRidge(**options, solver="cg", solver_params={"preconditioner": "factor"}).fit(matrix, Y)
+
+
+def test_a_search_does_not_choose_what_the_solver_cannot_fit(tmp_path: Path) -> None:
+    pd.DataFrame(X).assign(y=Y).to_csv(tmp_path / "rows.csv", index=False)
+    job = tmp_path / "job.toml"
+    text = '[data]\npath = "rows.csv"\ntarget = "y"\n[model]\nkernel = "KERNEL"\n[solver]\nname = "primal"\n'
+    job.write_text(text.replace("KERNEL", "linear"))
+    run("tune", job, "-o", tmp_path / "best.toml", exits=2, said="kernels with a width have no features")
+    job.write_text(text.replace("KERNEL", "rbf"))
+    run("fit", job, exits=2, said="no finite number of explicit features")
+    retrain = tmp_path / "R.toml"
+    retrain.write_text(
+        text.replace("KERNEL", "linear").replace('path = "rows.csv"\n', "")
+        + '[retrain]\nname = "m"\ndata = "rows.zarr"\nincoming = "in"\nsearch_every = 2\n[holdout]\nfraction = 0.2\n'
+    )
+    run("retrain", retrain, exits=2, said="kernels of a search")
+
+
+@pytest.fixture
+def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    """A run that stopped after three iterations, as it was allowed to; beside it ``job.toml``."""
+    in_process(monkeypatch)
+    pd.DataFrame(X).assign(y=Y).to_csv(tmp_path / "rows.csv", index=False)
+    (tmp_path / "job.toml").write_text(
+        '[data]\npath = "rows.csv"\ntarget = "y"\n[model]\nkernel = "rbf"\ngamma = 2.0\n'
+        '[solver]\nname = "cg"\npreconditioner = "none"\nmax_iter = 3\nallow_unconverged = true\n'
+    )
+    run("fit", tmp_path / "job.toml")
+    return RunDirectory(str(tmp_path / "runs/job"))
+
+
+def test_a_submission_that_could_not_start_is_not_done(
+    finished: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(job.read_text().replace("max_iter = 3", "max_iter = 500"))
+    started: list[Any] = []
+
+    def fails(directory: RunDirectory) -> dict[str, Any]:
+        started.append(directory)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dkrr.jobs.driver.start_driver", fails)
+    for count in (1, 2):
+        run("submit", job, exits=None)
+        assert len(started) == count
+    assert (finished.read("job.json") or {})["solver"]["max_iter"] == 3
+    assert (finished.read("status.json") or {})["state"] == "finished"
+
+
+def test_the_page_of_a_driver_that_has_not_begun_shows_nothing_of_the_one_before(finished: RunDirectory) -> None:
+    before = Findings(finished, read_status(finished))
+    assert before.figures
+    assert before.attempt
+    found = Findings(finished, Status(state="starting", epoch=before.status.epoch))
+    assert (found.figures, found.attempt, found.status.epoch) == ({}, {}, before.status.epoch + 1)
+
+
+def test_the_picture_of_a_search_goes_with_its_figures(finished: RunDirectory, tmp_path: Path) -> None:
+    job, best = tmp_path / "job.toml", tmp_path / "best.toml"
+    job.write_text(job.read_text() + '[tune]\nkernels = ["rbf"]\nwidths = "shared"\nrows = 60\nsearch_rows = [40]\n')
+    run("tune", job, "-o", best)
+    assert (tmp_path / "best.search.png").exists()
+    best.unlink()
+    run("tune", job, "-o", best, "--seed", 3, "--no-picture")
+    assert not (tmp_path / "best.search.png").exists()
+    best.unlink()
+    run("tune", job, "-o", best)

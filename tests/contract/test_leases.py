@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import shutil
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from typing import Any
 import dask
 import dask.array as da
 import numpy as np
+import psutil
 import pytest
 from click.testing import Result
 from sklearn.base import clone
@@ -28,7 +30,7 @@ from dkrr.jobs.driver import submit_job
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.run_directory import RunDirectory
 from dkrr.jobs.spec import JobSpec
-from dkrr.store.lease import process_record
+from dkrr.store.lease import is_gone, process_record
 from tests.contract.helpers import run
 from tests.jobs.retrain.project import in_process
 
@@ -549,3 +551,24 @@ def test_an_interrupted_fit_can_be_repeated_in_the_same_process(
                 clone(estimator).fit(X, y)
         clone(estimator).fit(X, y)
         assert at == "removed" or not list(tmp_path.rglob("*.lock"))
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["lives", "ended"])
+def test_a_process_that_the_system_hides_is_not_gone(is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of another user, where /proc is mounted with hidepid=2."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            record = process_record(process.pid)
+
+            def hidden(*_: object) -> None:
+                raise psutil.NoSuchProcess(process.pid)
+
+            def kill(*_: object) -> None:
+                raise PermissionError if is_there else ProcessLookupError
+
+            monkeypatch.setattr("psutil.Process", hidden)
+            monkeypatch.setattr("os.kill", kill)
+            assert is_gone(record) is not is_there
+        finally:
+            monkeypatch.undo()
+            process.kill()

@@ -23,9 +23,13 @@ from dkrr.errors import LockedError, StoreError
 from dkrr.jobs.registry import ModelRegistry, NamedModel
 from dkrr.store import files as stores
 from dkrr.store.lease import hold_lock, process_record
+from dkrr.store.objects import put_file
 from tests.contract.helpers import contents, killed_while_removing, run, unchanged
 from tests.faults import failing_at, flip
 from tests.jobs.retrain.project import Project, in_process
+from tests.s3 import Bucket, bucket, s3_server
+
+__all__ = ["bucket", "s3_server"]
 
 ROWS = np.random.default_rng(5).standard_normal((40, 3))
 ENDINGS = [".npy", ".csv", ".parquet", ".zarr"]
@@ -792,3 +796,25 @@ def test_what_somebody_keeps_in_the_folder_of_a_version_outlives_it(place: Path)
     model.change(lambda aliases: aliases.moved(previous=None), why="test")
     run("models", "prune", "demo", "--keep", "0", "--grace", "0", said="deleted")
     assert contents(note) == {"notes.txt": b"mine", "model.zarr/notes.txt": b"mine"}
+
+
+def test_an_output_at_an_address_is_not_written_by_who_has_lost_its_lock(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X = np.random.default_rng(0).random((5000, 2))
+    dkrr.KernelRidge(kernel="rbf").fit(X[:50], X[:50, 0]).save(tmp_path / "model.zarr")
+    np.save(tmp_path / "x.npy", X)
+    monkeypatch.setattr("dkrr.jobs.predict.BLOCK_ROWS", 1000)
+    put, count = put_file, list[Any]()
+
+    def then_taken_over(*given: Any) -> Any:
+        put(*given)
+        count.append(given)
+        if len(count) == 2:
+            (lock,) = (key for key in stores.list_keys(bucket.url("")) if key == "out.zarr.work.lock")
+            stores.delete_key(bucket.url(""), lock)
+
+    monkeypatch.setattr("dkrr.jobs.predict.put_file", then_taken_over)
+    run("predict", tmp_path / "model.zarr", tmp_path / "x.npy", "-o", bucket.url("out.zarr"), exits=8)
+    assert len(count) == 2
+    assert "zarr.json" not in stores.list_keys(bucket.url("out.zarr"))

@@ -1062,7 +1062,9 @@ def test_retraining_whose_records_were_removed_goes_on_at_once(tmp_path: Path) -
     project.nights(1, 2, 3)
     shutil.rmtree(project.spec.directory)
     shutil.rmtree(project.rows)
-    assert project.run().outcome == "promoted"
+    again = project.run()  # to the version that is in production
+    assert (again.outcome, again.version) == ("kept", project.production)
+    assert project.nights(4).outcome == "promoted"
 
 
 @pytest.mark.parametrize("lost", ["holdout/000001.json", "holdout/000001.npy"])
@@ -1166,3 +1168,88 @@ def test_every_class_that_held_out_rows_have_must_be_learnt() -> None:
     assert not passed([0.9, 0.9, -0.5])
     assert passed([0.9, 0.9, None])
     assert not passed([None, None, None])
+
+
+# --- what others put there --------------------------------------------------------------------------------------------
+
+
+def test_a_copy_of_a_decision_is_nobodys(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p")
+    project.nights(1)
+    folder = tmp_path / "p/models/demo/retrain"
+    for name in ("000001 (conflicted copy).json", "._000001.json"):
+        shutil.copy(folder / "holdout/000001.json", folder / "holdout" / name)
+    project.nights(2)
+    assert project.dataset.num_rows == 240
+    cli("info", folder, "--verify")
+
+
+def test_a_delivery_of_a_form_that_is_not_read_is_refused_and_the_others_come_in(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p")
+    project.nights(1)
+    old = tmp_path / "p/incoming/n0.zarr"
+    old.mkdir()
+    (old / ".zarray").write_text('{"zarr_format": 2, "shape": [300, 4], "chunks": [300, 4], "dtype": "<f8"}')
+    project.deliver("n2", seed=2)
+    project.is_refused("n0.zarr.* is Zarr format 2")
+    assert project.dataset.num_rows == 240
+    assert project.is_done()
+    shutil.rmtree(old)
+    dkrr.ingest(project.aside("n0", seed=5), old, target="y")
+    damaged = old / "X/c/0/0"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    project.deliver("n3", seed=3)
+    project.is_refused("n0.zarr.* is damaged")
+    assert project.dataset.num_rows == 360
+
+
+@pytest.mark.parametrize("pattern", ["", "/*.csv"])
+def test_hidden_objects_are_no_deliveries(pattern: str, bucket: Bucket, tmp_path: Path) -> None:
+    for name in ("n1.csv", ".n2.csv", "._n1.csv"):
+        put_file(bucket.url("incoming"), name, Project(tmp_path / name).deliver("n1", seed=1))
+    assert [item.name for item in deliveries(bucket.url("incoming").replace("incoming", f"incoming{pattern}"))] == [
+        "n1.csv"
+    ]
+
+
+def test_what_a_search_found_is_not_gone_on_with_when_the_gate_refuses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = {"kernel": "rbf", "gamma": 1e4, "alpha": 1e3}
+    monkeypatch.setattr("dkrr.jobs.gate._search", lambda *_: {"model": bad})
+    project = Project(tmp_path / "p", retrain={"search_every": 2}, gate={"tolerance": 0.5})
+    project.nights(1)
+    project.deliver("n2", seed=2)
+    project.is_refused("score|rmse")
+    later = project.nights(3)
+    assert (later.outcome, later.searched) == ("promoted", False)
+
+
+def test_a_version_that_a_person_promoted_was_not_promoted_by_the_job(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", gate={"tolerance": 0.0})
+    project.nights(1)
+    project.deliver(
+        "n2", seed=2, change=lambda rows: rows + [0, 0, 0, 1] * np.random.default_rng(0).normal(0, 2, (120, 1))
+    )
+    project.is_refused("rmse")
+    candidate = project.model.aliases().targets["candidate"]
+    project.model.promote(candidate)
+    project.document["gate"] = {"min_rows": 11, "tolerance": 0.0}
+    again = project.run()
+    assert (again.outcome, again.checks, again.production) == ("kept", [], candidate)
+
+
+def test_rows_that_were_dropped_as_wrong_are_compared_with_no_more(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", gate={"tolerance": 9.0})
+    project.deliver("n1", seed=1, change=lambda rows: rows * [1, 1000, 1, 1])
+    assert project.run().outcome == "promoted"
+    project.deliver("n2", seed=2)
+    project.is_refused("mean")
+    project.document["drift"] = {"shift": 1e9, "scale": 1e9, "distance": 1.0}
+    assert project.run().num_rows
+    cli("ingest", project.rows, "--drop-generation", 1)
+    del project.document["drift"]
+    assert project.run().outcome == "promoted"
+    assert project.nights(3).outcome == "promoted"
+    project.deliver("n4", seed=4, change=lambda rows: rows * [1, 1000, 1, 1])
+    project.is_refused("mean")
