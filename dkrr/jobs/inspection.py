@@ -553,17 +553,19 @@ def _present(note: str, places: Sequence[str]) -> list[str]:
     StoreError
         A folder that it may have been in is not there either: on a disk that is not mounted, or moved.
     """
-    if places[0].startswith("//"):
-        raise StoreError(
-            f"{places[0]}, which uses the store, is on another machine",
-            hint=f"run it there; if it is gone for good, remove {note}",
-        )
+    elsewhere = next((place for place in places if place.startswith("//")), None)
+    here = [place for place in places if place != elsewhere]
     try:
-        found = [place for place in places if is_url(place) or _is_folder(place)]
-        if found or all(_is_folder(parent_of(place)) for place in places):
+        found = [place for place in here if is_url(place) or _is_folder(place)]
+        if found or (elsewhere is None and all(_is_folder(parent_of(place)) for place in here)):
             return found
     except OSError as exc:
         _refuse(exc)
+    if elsewhere is not None:
+        raise StoreError(
+            f"{elsewhere}, which uses the store, is on another machine",
+            hint=f"run it there; if it is gone for good, remove {note}",
+        )
     raise StoreError(
         f"{places[0]}, which uses the store, cannot be looked at: the folder it was in is not there",
         hint=f"mount its disk; if it was moved, name its folder with --runs and remove {note}; if it is gone for good, "

@@ -724,7 +724,7 @@ def users_of(store: str) -> dict[str, list[str]]:
     """Where each user is that a store was told of, by the location of the note.
 
     Two places where the store and its user may have been moved together: where it was, and where it is seen from here.
-    A folder of another machine is at ``//HOST`` and its path.
+    What was noted on another machine may be another folder here: that is at ``//HOST`` and its path, too.
     """
     found, folder, here = {}, join(store, USERS), socket.gethostname()
     for name in children(folder):
@@ -732,7 +732,7 @@ def users_of(store: str) -> dict[str, list[str]]:
         document = read_json(folder, name) if re.fullmatch(r"[0-9a-f]{16}\.json", name) else None
         if document is not None:
             seen = os.path.normpath(join(store, document["relative"])) if "relative" in document else None
-            is_here = document.get("host", here) == here
-            there = str(document["location"]) if is_here else f"//{document['host']}{document['location']}"
-            found[join(folder, name)] = list(dict.fromkeys(filter(None, (there, seen))))
+            location, host = str(document["location"]), document.get("host", here)
+            elsewhere = None if host == here else f"//{host}{location}"
+            found[join(folder, name)] = list(dict.fromkeys(filter(None, (location, seen, elsewhere))))
     return found

@@ -567,6 +567,9 @@ def test_a_model_whose_store_may_only_be_read_is_saved_and_added(
     assert dkrr.load_model(tmp_path / "alice/model.zarr").num_rows == 150
 
 
+ENDED = "a lock of a fit that ended"
+
+
 # --- stores at an address ---------------------------------------------------------------------------------------------
 
 
@@ -594,6 +597,7 @@ def test_a_user_on_another_machine_is_not_taken_for_removed(
     estimator.fit(X[:, :3], X[:, 3]).save(tmp_path / "model.zarr")
     assert "no run or model refers to it" not in {item.reason for item in find_garbage(store, kept_seconds=-60)}
     monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
+    assert {item.reason for item in find_garbage(store, kept_seconds=-60)} <= {"a lock that was released", ENDED}
     (tmp_path / "model.zarr").rename(tmp_path / "not-here.zarr")
     is_stopped(store, "--older-than", 0, by="is on another machine")
 
