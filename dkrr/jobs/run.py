@@ -346,7 +346,9 @@ def solve_and_save(
         run_directory=directory,
         model_path=path,
         plan=plan,
-        tiles_computed=0 if tiles is None else sum(workspace.matrices.get(str(item), 0) for item in tiles.factors),
+        tiles_computed=0
+        if tiles is None
+        else sum(len(workspace.matrices.get(str(item), ())) for item in tiles.factors),
         tiles_total=0 if tiles is None else tiles.operator.grid.num_lower * len(tiles.factors),
         flops_per_second=factor.flops_computed / factor.seconds if factor.num_computed else 0.0,
         intercept=None if model.intercept is None else model.intercept.tolist(),

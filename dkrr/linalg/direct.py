@@ -409,7 +409,7 @@ def factorise(
 
     def again(index: tuple[int, ...]) -> None:
         task.forget_sums(index[0])
-        factor.array.delete(index)
+        workspace.delete_damaged(factor, index)
 
     owners = {factor.location: again, **gram_owner(operator, workspace)}
     if sums is not None:
@@ -467,7 +467,7 @@ class CholeskyFactor:
                 remove_drafts(location, "c/**/*")
             taken = continue_lineage(operator, factor, "factors", fields, workspace.store)
             if is_new:  # what is computed later is made again
-                workspace.matrices[str(location)] = len(factor.missing())
+                workspace.matrices[str(location)].update(factor.missing())
             summary = factorise(operator, factor, workspace, taken)
             taken.record(workspace, "factor", operator.grid.n, summary, power=3)
         return cls(operator=operator, factor=factor, workspace=workspace)
@@ -552,7 +552,7 @@ class CholeskyFactor:
         operator, factor, work = self.operator, self.factor, self.workspace
 
         def again(index: tuple[int, ...]) -> None:
-            factor.array.delete(index)
+            work.delete_damaged(factor, index)
             factorise(operator, factor, work)
 
         return {factor.location: again}

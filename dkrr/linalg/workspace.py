@@ -170,9 +170,9 @@ class Workspace:
     already, see :class:`dkrr.linalg.catalogue.TakenOver`; ``traces`` are the residuals of what iterated. ``maker``
     names who removes matrices at the end, see :meth:`discard`; "" is nobody. ``foreseen`` is what a plan says of the
     way that is taken, ``other_seconds`` asks what the next one would take, and ``given_up`` says which ones were, see
-    :mod:`dkrr.fit.fitting`. ``matrices`` are the locations of those that were made or opened, with the number of tiles
-    that a factor lacked then. ``at_end`` collects what removes the state of finished solves when their answers are
-    safe; None removes it at once.
+    :mod:`dkrr.fit.fitting`. ``matrices`` are the locations of those that were made or opened, with the tiles of a
+    factor that were missing then or damaged later. ``at_end`` collects what removes the state of finished solves when
+    their answers are safe; None removes it at once.
     """
 
     store: Any
@@ -188,17 +188,22 @@ class Workspace:
     foreseen: Foreseen | None = None
     other_seconds: Callable[[], float | None] | None = None
     given_up: list[dict[str, Any]] = field(default_factory=list)
-    matrices: dict[str, int] = field(default_factory=dict)
+    matrices: dict[str, set[tuple[int, ...]]] = field(default_factory=dict)
     at_end: list[Callable[[], object]] | None = None
 
     def matrix(self, location: Any, grid: TileGrid, dtype: str, fields: dict[str, Any]) -> TileMatrix:
         """Create a matrix that others may share, or open it; for the holder of its lock."""
-        self.matrices.setdefault(str(location), 0)
+        self.matrices.setdefault(str(location), set())
         if self.maker and read_json(location, "zarr.json") is None:
             write_json(location, MAKER, {"maker": self.maker})
         elif maker_of(location) not in (None, self.maker):
             delete_key(location, MAKER)
         return TileMatrix.create(location, grid, dtype=dtype, attributes=fields)
+
+    def delete_damaged(self, matrix: TileMatrix, index: tuple[int, ...]) -> None:
+        """Remove a tile that is computed again."""
+        self.matrices.setdefault(matrix.location, set()).add(index)
+        matrix.array.delete(index)
 
     def discard(self, location: str) -> bool:
         """Remove a matrix that was made here, unless another has used it since, or does now; whether it is gone."""

@@ -335,6 +335,20 @@ def test_tiles_that_are_computed_again_are_not_counted_as_found(make: Make) -> N
     assert ("tiles of the factor", "15, 15 computed, 0 found valid") in summary.facts()
 
 
+@pytest.mark.parametrize("missing", [["4/4"], []])
+def test_a_tile_that_turns_out_damaged_counts_as_computed(missing: list[str], make: Make) -> None:
+    given = {"solver": {"name": "cholesky", "precision": "float64", "tile_size": 128}}
+    earlier = make(output={"keep": "factor"}, **given)
+    fit_job(earlier)
+    (factor,) = Path(earlier.store).glob("factors/*.zarr")
+    flip(factor / "c/3/2")
+    for name in missing:
+        (factor / "c" / name).unlink()
+    facts = fit_job(make(output={"directory": "runs/b"}, **given)).facts()
+    computed = 1 + len(missing)
+    assert ("tiles of the factor", f"15, {computed} computed, {15 - computed} found valid") in facts
+
+
 def test_what_a_way_that_was_given_up_began_with_is_no_reuse(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     earlier = {"output": {"directory": "runs/b"}, "model": {"alpha": 0.2}}
     fit_job(make(solver={"name": "cg", "rank": 100, "tile_size": 128}, **earlier))
