@@ -202,6 +202,8 @@ def test_intervals_of_few_rows() -> None:
     for coverage, message in ((0.95, r"at most 0\.923"), (90, "between 0 and 1")):
         with pytest.raises(ParameterError, match=message):
             model.predict_interval(z, coverage)
+    lowest, low = (np.subtract(*model.predict_interval(z, coverage)) for coverage in (1e-12, 1e-3))
+    np.testing.assert_array_equal(lowest, low)
     with pytest.raises(ParameterError, match="no leave-one-out quantiles"):
         dkrr.KernelRidge(kernel="rbf").fit(x, y)._model.predict_interval(z)
 

@@ -103,7 +103,7 @@ def ingest_command(
     """
     from dkrr.dataset import drop_generations, ingest, keep_last, open_dataset
     from dkrr.dataset.writer import check_generations
-    from dkrr.errors import DkrrError
+    from dkrr.errors import DkrrError, told
 
     keeps, append = keep_generations is not None or keep_rows is not None, options["append"]
     takes_out = bool(drop_generation) or keeps
@@ -126,10 +126,13 @@ def ingest_command(
             dataset = drop_generations(dest or source, drop_generation)
         if keeps:
             dataset = keep_last(dest or source, generations=keep_generations, rows=keep_rows)
-    except DkrrError as exc:
-        if dest is not None:
-            exc.hint = f"{exc.hint}; {source} has been appended: leave it out next time (`dkrr ingest {dest} ...`)"
-        raise
+    except (DkrrError, KeyboardInterrupt) as exc:
+        if dest is None:
+            raise
+        error = told(exc)
+        said = f"{source} has been appended: leave it out next time (`dkrr ingest {dest} ...`)"
+        error.hint = f"{error.hint}; {said}" if error is exc else said
+        raise error from exc
     dropped = [("dropped", f"{dataset.num_dropped:,} rows with missing values")]
     print_facts(
         [

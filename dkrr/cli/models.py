@@ -151,7 +151,7 @@ def prune_command(name: str, keep: int, grace: float, dry_run: bool, registry: s
 def model_location(text: str, registry: str | None = None, *, finished: bool = False) -> str:
     """The model that a text means: a path itself, that of a run (its directory or name), or NAME@ALIAS of a registry.
 
-    Where a run is meant that is not finished, the model may be that of an earlier fit, and a line on stderr says so.
+    Where a run is meant that is not finished, the model may be that of an earlier attempt: a line on stderr says so.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ def model_location(text: str, registry: str | None = None, *, finished: bool = F
         raise StoreError(f"run {text} has no model: it is {state}", hint=hint)
     if state != "finished":
         result = run.read("result.json")
-        which = "has not been evaluated" if result is None else "is the model of an earlier fit"
+        which = "has not been evaluated" if result is None else "is the model of an earlier attempt"
         which += f", of {result['plan']['num_rows']:,} rows" if result and "plan" in result else ""
         if finished:
             raise StoreError(f"run {run.shown} is {state}, and what it holds {which}", hint=f"{hint}; or name {model}")

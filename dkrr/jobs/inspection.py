@@ -239,9 +239,9 @@ def _describe_run(path: str) -> dict[str, Any]:
     }
     if result is None:
         return facts
-    if state != "finished":  # its figures are those of a fit that came before
+    if state != "finished":  # its figures are those of an attempt that came before
         return facts | {
-            "earlier fit": f"{result['plan']['num_rows']:,} rows, finished; {result['model_path']} is its model"
+            "earlier attempt": f"{result['plan']['num_rows']:,} rows, finished; {result['model_path']} is its model"
         }
     kept = ", ".join(result["kept"]) or "only the model"
     return facts | {"model": result["model_path"], **dict(result_facts(plan, result)), "kept": kept}

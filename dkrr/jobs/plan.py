@@ -36,6 +36,7 @@ from dkrr.jobs.prepare import Prepared, check_loss_targets, prepare
 from dkrr.jobs.spec import JobSpec
 from dkrr.kernels import Kernel, kernel_from_dict
 from dkrr.linalg.fit_losses import loss_solver
+from dkrr.linalg.leave_one_out import most_coverage
 from dkrr.linalg.workspace import task_bytes
 from dkrr.markup import Facts, kernel_words, known, loss_words, reasons_of, size
 from dkrr.models.tiled import usable_rows
@@ -303,6 +304,10 @@ def _decide(
     )
     chosen, reused, notes, reasons = decision.chosen, {}, [], decision.reasons
     if job.leaves_out:
+        wanted, known_rows = job.evaluate and job.evaluate.intervals, usable_rows(train)
+        if wanted and wanted > (most := most_coverage(known_rows)):
+            said = f"[evaluate] intervals = {wanted:g} of {known_rows:,} training rows"
+            raise ParameterError(said, hint=f"at most {most:g} for so few rows")
         chosen = with_leave_one_out(chosen, problem, limits, machine())
     center = center_of_lineage(decision.settings(), train, store)
     if center is not None and center.sentence():

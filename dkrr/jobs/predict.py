@@ -128,9 +128,12 @@ def work_of(output: str) -> str:
 
 
 def _clear(work: str) -> None:
-    """Remove such a folder; what says whose it is goes after rows and results, for whoever is killed in between."""
-    remove_dataset(join(work, ROWS))
+    """Remove such a folder, for whoever is killed in between results first: without them nothing is gone on with.
+
+    What says whose it is goes last.
+    """
     remove_array(join(work, RESULT))
+    remove_dataset(join(work, ROWS))
     remove_array(work)
 
 

@@ -60,13 +60,14 @@ from dkrr.store.files import (
     parent_of,
     read_json,
     read_key,
+    remove_drafts,
     remove_parts,
     sync_folder,
     sync_path,
     write_key,
 )
 from dkrr.store.interruption import check_fence
-from dkrr.store.lease import process_record
+from dkrr.store.lease import hold_lock, process_record
 from dkrr.store.objects import parse_address
 
 ALIASES, VERSIONS, RECORD, MODEL = "aliases.json", "versions", "version.json", "model.zarr"
@@ -388,8 +389,8 @@ class NamedModel:
             raise StoreError(f"{model_path} is not a model of dkrr", hint="give a model.zarr")
         digest, provenance = check_manifest(model_path), attributes.get("provenance") or {}
         key = key or digest
-        versions = self.versions()
-        version = next((found for found in versions if found.key == key), None)
+        versions, removing = self.versions(), self.aliases().removing
+        version = next((found for found in versions if found.key == key and found.id not in removing), None)
         if version is None:
             number = self._number(1 + max((found.number for found in versions), default=0), key, digest)
             version = self._publish(model_path, number, key, digest, provenance, facts or {})
@@ -412,8 +413,21 @@ class NamedModel:
     def _publish(
         self, model_path: str, number: int, key: str, digest: str, provenance: dict[str, Any], facts: dict[str, Any]
     ) -> Version:
-        """Copy a model, its record last."""
+        """Copy a model, its record last; one that somebody else has copied meanwhile is taken as it is."""
         name = _id(number, key)
+        with hold_lock(join(self.location, f"numbers/{number:04d}.json"), wait=True):
+            return self.version(name) or self._copied(name, model_path, number, key, digest, provenance, facts)
+
+    def _copied(
+        self,
+        name: str,
+        model_path: str,
+        number: int,
+        key: str,
+        digest: str,
+        provenance: dict[str, Any],
+        facts: dict[str, Any],
+    ) -> Version:
         arrays = [read_json(join(model_path, array), "zarr.json") for array in ("X_fit", "dual_coef")]
         kept = next((array["shape"][0] for array in arrays if isinstance(array, dict)), 0)
         version = Version(
@@ -426,6 +440,7 @@ class NamedModel:
             num_rows=int(provenance.get("num_training_rows") or kept),
             facts=plain(facts),
         )
+        remove_drafts(version.model_path)
         _copy(model_path, version.model_path)
         if check_manifest(version.model_path) != digest:
             raise StoreError(f"{model_path} was replaced during the copy", hint="start again")
@@ -434,7 +449,6 @@ class NamedModel:
             for folder in Path(version.location).parents[:3]:  # each of which may be new
                 sync_path(folder)
         check_fence()
-        # a version of this name that is there already has the same key, and so the same model
         create_json(version.location, RECORD, version.to_dict() | {"token": uuid.uuid4().hex}, durable=True)
         found = self.version(name)
         if found is None:
@@ -594,6 +608,8 @@ class NamedModel:
             if not is_url(location):
                 with contextlib.suppress(OSError):  # somebody keeps something there
                     os.rmdir(location)
+        # what could not be removed is left to the next time
+        gone = tuple(name for name in gone if not {*ARRAYS} & {*children(join(self.location, VERSIONS, name, MODEL))})
         self.change(forget, why="prune")
         return [version for version in versions if version.id in gone]
 

@@ -418,6 +418,9 @@ def _score_path(
             score, run = score_dataset(saved, test, work, progress, store=workspace.store)
         workspace.record("path", run)
         metric = (None if job.evaluate is None else job.evaluate.metric) or score.metric
+        if not np.isfinite(score.value(metric)):
+            logger.warning("%s of the held-out rows is no number: C is chosen by %s", metric, score.metric)
+            metric = score.metric
         points.append(
             {
                 **{name: model.provenance[name] for name in ("C", "alpha")},

@@ -451,13 +451,14 @@ class EvaluateSpec(HeldOutRows):
     leave_one_out
         Predict every training row as by a fit without it; takes as long as the factor.
     intervals
-        Coverage of prediction intervals: keep what they need, and count the held-out rows inside.
+        Coverage of prediction intervals, at most 0.999 and 1 - 1 / (n + 1) for n training rows: keep what they need,
+        and count the held-out rows inside.
     """
 
     mask_column: Column = 0
     metric: Literal["rmse", "r2", "accuracy", "balanced_accuracy", "log_loss", "pinball"] | None = None
     leave_one_out: Annotated[bool, BeforeValidator(lambda value: value == "exact" or value)] | None = None
-    intervals: Annotated[float, Field(gt=0, lt=1)] | None = None
+    intervals: Annotated[float, Field(gt=0, le=0.999)] | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

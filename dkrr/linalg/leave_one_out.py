@@ -185,6 +185,8 @@ def loo_from_diagonal(
     root = np.ones(len(y)) if root is None else root
     seen = root > 0
     diagonal = inverse_diagonal if ones is None else bordered_diagonal(inverse_diagonal, ones, root)
+    if ones is not None and np.count_nonzero(seen) == 1:  # and not what rounding in single precision leaves of it
+        diagonal = np.zeros_like(diagonal)
     check_shares(diagonal[seen] / inverse_diagonal[seen], np.flatnonzero(seen))
     residuals = np.full(y.shape, np.nan)
     residuals[seen] = u[seen] / (root[:, None] * diagonal)[seen]
@@ -196,7 +198,7 @@ def loo_from_diagonal(
 
 
 def loo_from_leverages(
-    *, residuals: FloatMatrix, leverages: FloatMatrix, alpha: Any, root: FloatVector | None = None
+    *, residuals: FloatMatrix, share: FloatMatrix, alpha: Any, root: FloatVector | None = None
 ) -> LeaveOneOut:
     """Leave-one-out residuals r_i / (1 - h_i) of any regression that is linear in y and shrinks by a quadratic penalty.
 
@@ -204,20 +206,12 @@ def loo_from_leverages(
     ----------
     residuals : (n, t)
         Of the training rows, y_i - f(x_i), also where the weight is zero.
-    leverages : (n, 1) or (n, t)
-        h_i, the diagonal of the hat matrix of the weighted rows; 0 where the weight is zero.
+    share : (n, 1) or (n, t)
+        1 - h_i, positive; h_i is the diagonal of the hat matrix of the weighted rows, 0 where the weight is zero.
     alpha, root
         As in :func:`loo_from_diagonal`.
-
-    Raises
-    ------
-    DataError
-        A row has h_i = 1.
     """
     root = np.ones(len(residuals)) if root is None else root
-    seen = root > 0
-    share = np.where(seen[:, None], 1 - leverages, 1.0)
-    check_shares(share[seen], np.flatnonzero(seen))
     alphas = np.broadcast_to(np.asarray(alpha, dtype=np.float64).ravel(), (residuals.shape[1],))
     with np.errstate(divide="ignore"):
         diagonal = share / alphas
@@ -263,7 +257,7 @@ def unscaled(dual_coef: FloatMatrix, root: FloatVector | None) -> FloatMatrix:
     return np.divide(dual_coef, scale, out=np.zeros_like(dual_coef), where=scale > 0)
 
 
-def check_shares(share: FloatMatrix, rows: NDArray[np.int64]) -> None:
+def check_shares(share: FloatMatrix, rows: NDArray[np.int64], least_share: float = MIN_SHARE) -> None:
     """Refuse rows (k,) whose share (k, c), D_i of what it is without an intercept, or 1 - h_i, is rounding alone.
 
     Raises
@@ -275,7 +269,7 @@ def check_shares(share: FloatMatrix, rows: NDArray[np.int64]) -> None:
         raise DataError("every row has weight zero", hint="leave-one-out needs rows that were fitted")
     least = np.min(share, axis=1)
     worst = int(np.argmin(least))
-    if not least[worst] > MIN_SHARE:
+    if not least[worst] > least_share:
         raise DataError(
             f"row {rows[worst]:,} decides its own prediction (1 - leverage is {least[worst]:.1g}): without it nothing "
             "is known there",
@@ -335,7 +329,7 @@ class Quantiles:
         if not self.knows(coverage):
             raise ParameterError(
                 f"a coverage of {coverage:g} from {self.num_rows:,} leave-one-out residuals",
-                hint=f"at most {len(self.jackknife) / NUM_LEVELS:g} for so few rows; or method='gaussian'",
+                hint=f"at most {most_coverage(self.num_rows):g} for {self.num_rows:,} rows; or method='gaussian'",
             )
         return np.asarray(quantiles[level])
 
@@ -364,7 +358,12 @@ class Quantiles:
 
 def _level(coverage: float) -> int:
     # in floating point 0.07 * 1000 is a little more than 70
-    return ceil(round(coverage * NUM_LEVELS, 6)) - 1
+    return max(ceil(round(coverage * NUM_LEVELS, 6)), 1) - 1
+
+
+def most_coverage(num_rows: int) -> float:
+    """The largest coverage that the leave-one-out residuals of n rows say something about: 0.999 at most."""
+    return min(NUM_LEVELS - 1, NUM_LEVELS * num_rows // (num_rows + 1)) / NUM_LEVELS
 
 
 def _quantiles(size: FloatMatrix) -> FloatMatrix:

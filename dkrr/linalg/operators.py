@@ -270,14 +270,20 @@ def offset_of(centring: Centring | None) -> FloatVector | float:
     return 0.0 if centring is None else centring.offset
 
 
-def centre_dataset(dataset: Dataset) -> Centring:
-    """Weighted means of the targets of a data set, in three passes over them."""
-    y, weight = dataset.y, dataset.weight
+def centre_dataset(dataset: Dataset, weights: Callable[..., FloatVector | None] | None = None) -> Centring:
+    """Weighted means of the targets of a data set, in three passes over them.
+
+    ``weights`` gives those of rows first to last in place of the data set, given its own.
+    """
+    y, weight, t = dataset.y, dataset.weight, dataset.num_targets
     assert y is not None  # noqa: S101  (narrows the type)
-    return centre_targets(
-        lambda: ((y.read(*span), None if weight is None else weight.read(*span)[:, 0]) for span in y.blocks()),
-        dataset.num_targets,
-    )
+
+    def blocks() -> Iterator[tuple[FloatMatrix, FloatVector | None]]:
+        for span in y.blocks():
+            found = None if weight is None else weight.read(*span)[:, 0]
+            yield y.read(*span), found if weights is None else weights(*span, found)
+
+    return centre_targets(blocks, t)
 
 
 def target_alphas(alpha: Any, num_targets: int) -> NDArray[np.float64]:

@@ -37,9 +37,15 @@ Leave-one-out and many alphas in feature space, where a leverage costs D^2 flops
     h_i = w_i (F_i - m)^T (G + alpha I)^-1 (F_i - m) + w_i / sum(w)      m the weighted mean, with an intercept
     h_i = w_i F_i^T (G + alpha I)^-1 F_i                                 without
     y_i - f^(-i)(x_i) = (y_i - f(x_i)) / (1 - h_i)
+    1 - h_i = 1 / (1 + w_i (F_i - m^(-i))^T (G^(-i) + alpha I)^-1 (F_i - m^(-i)) + w_i / sum_{j != i}(w_j))
+
+The first line loses the digits that 1 - h_i lost: of a row with 1 - h_i < 1e-6, which alone decides a direction, the
+fit without it is made, and the second line holds. At most D + 1 rows can be such; where there are more than 16, they
+are left to the first line, which has four digits at 1 - h_i = 1e-10; below that it is an error.
 
 With G = Q diag(lam) Q^T once, h_i = w_i sum_j (F_i Q)_j^2 / (lam_j + alpha) for every alpha: the product F_i Q is
-shared, so that a grid of alphas costs about as much as one of them.
+shared, so that a grid of alphas costs about as much as one of them. lam_j is off by eps max(lam): an alpha for which
+that is more than 1e-6 of min(lam) + alpha, or for which a row has 1 - h_i < 1e-6, is fitted by itself.
 
 Cost
 ----
@@ -71,7 +77,7 @@ from dkrr.kernels import Kernel
 from dkrr.kernels.features import FeatureMap, count_features, feature_map
 from dkrr.linalg.catalogue import FORMAT_VERSION, KERNEL_VERSION, key_of
 from dkrr.linalg.dense import dense_leave_one_out, fit_dense
-from dkrr.linalg.leave_one_out import MIN_SHARE, LeaveOneOut, loo_from_leverages
+from dkrr.linalg.leave_one_out import LeaveOneOut, check_shares, loo_from_leverages
 from dkrr.linalg.operators import FloatMatrix, FloatVector, offset_of, ratio, row_blocks, rows_of, target_alphas
 from dkrr.linalg.primal_passes import (
     MAX_STRIP_ROWS,
@@ -97,6 +103,10 @@ MAX_CORRECTIONS = 2
 NEGLIGIBLE = 1e-11
 
 EPS = float(np.finfo(np.float64).eps)
+
+# 1 - h_i is off by some eps, more the more features there are: from so little on, few rows are left out one by one,
+# and many not at all
+FEW_DIGITS, MAX_REFITS, NO_DIGITS = 1e-6, 16, 1e-10
 
 # a variance that is the difference of sums this many times as large has lost too much
 LOST = 1e4
@@ -249,6 +259,18 @@ class Equations:
         )
         bound = (gram_norm + alphas) * np.abs(coef).max(axis=0) + np.sqrt(diagonal.max()) * self.y_norm
         return relative, ratio(np.where(is_zero & (largest <= rounding), 0.0, largest), bound)
+
+    def hat(self, coef: FloatMatrix, intercept: FloatVector, alphas: FloatVector) -> tuple[FloatMatrix, FloatMatrix]:
+        """Residuals (n, t), and the leverages of rows of weight 1 (n, t): a pass for each distinct alpha."""
+        t = coef.shape[1]
+        leverages = np.empty((self.source.rows.shape[0], t))
+        for alpha in dict.fromkeys(alphas.tolist()):
+            lower = self.factor(alpha)
+            basis = trsm_left(lower, np.eye(len(lower)), transposed=False).T
+            source, shifted, basis, constant = self.leverages(coef, intercept, basis)
+            found = source.hat(coef, shifted, basis, np.ones((len(lower), 1)))
+            leverages[:, alphas == alpha] = found[:, t:] + constant
+        return found[:, :t], leverages
 
     def leverages(
         self, coef: FloatMatrix, intercept: FloatVector, basis: FloatMatrix
@@ -521,17 +543,22 @@ def _few_rows(source: FeatureRows, fit_intercept: bool) -> tuple[FloatMatrix, Fl
 
 def left_out(equations: Equations, coef: FloatMatrix, intercept: FloatVector, alphas: FloatVector) -> LeaveOneOut:
     """Leave-one-out of coefficients that solve the equations, their intercept about the shifts."""
-    (n, t), weight = equations.source.rows.shape, equations.source.rows.weights()
-    leverages, residuals = np.empty((n, t)), np.empty((n, t))
-    for alpha in dict.fromkeys(alphas.tolist()):
-        targets, lower = alphas == alpha, equations.factor(alpha)
-        basis = trsm_left(lower, np.eye(len(lower)), transposed=False).T
-        source, shifted, basis, constant = equations.leverages(coef, intercept, basis)
-        found = source.hat(coef, shifted, basis, np.ones((len(lower), 1)))
-        leverages[:, targets] = ((1.0 if weight is None else weight) * (found[:, t] + constant))[:, None]
-        residuals = found[:, :t]
-    root = None if weight is None else np.sqrt(weight)
-    return loo_from_leverages(residuals=residuals, leverages=leverages, alpha=alphas, root=root)
+    weight = equations.source.rows.weights()
+    scale = np.ones(equations.source.rows.shape[0]) if weight is None else weight
+    residuals, leverages = equations.hat(coef, intercept, alphas)
+    seen, share = np.flatnonzero(scale), 1.0 - scale[:, None] * leverages
+    doubtful = np.flatnonzero((share < FEW_DIGITS).any(axis=1)).tolist()
+    if len(doubtful) > MAX_REFITS:
+        check_shares(share[seen], seen, NO_DIGITS)
+    for i in doubtful if len(doubtful) <= MAX_REFITS else ():
+        try:
+            others = solve_primal(equations.source.without(i), alphas, equations.fit_intercept)
+        except (DataError, NotPositiveDefiniteError):  # no row is left, or those do not decide the coefficients
+            check_shares(np.zeros((1, 1)), np.array([i]))
+        error, leverage = others.equations.hat(others.coef, others.shifted_intercept, alphas)
+        share[i] = 1.0 / (1.0 + scale[i] * leverage[i])
+        residuals[i] = share[i] * error[i]
+    return loo_from_leverages(residuals=residuals, share=share, alpha=alphas, root=np.sqrt(scale))
 
 
 def leave_one_out_errors(source: FeatureRows, alphas: Sequence[float], *, fit_intercept: bool = False) -> FloatMatrix:
@@ -550,13 +577,16 @@ def leave_one_out_errors(source: FeatureRows, alphas: Sequence[float], *, fit_in
         equations = Equations.of(source, fit_intercept)
         equations.factor(float(min(alphas)))  # raises where there is none
         lam, q = eigh(equations.gram, driver="evd")
+        known = np.asarray(alphas) + max(lam[0], 0.0) > EPS / FEW_DIGITS * lam[-1]
         inverse = 1.0 / (np.maximum(lam, 0.0)[:, None] + np.asarray(alphas, dtype=np.float64))
         rotated = q.T @ equations.cross
         columns = np.concatenate([q @ (inverse[:, k, None] * rotated) for k in range(len(alphas))], axis=1)
         about, intercept, basis, constant = equations.leverages(columns, -equations.offset @ columns, q)
         squares, largest = about.path(columns, intercept, basis, inverse, constant)
-    decides = (1 - largest <= MIN_SHARE)[:, None]
-    return np.where(decides, np.inf, squares.reshape(len(alphas), -1) / equations.weight)
+    errors = squares.reshape(len(alphas), -1) / equations.weight
+    for k in np.flatnonzero(~known | (1 - largest < FEW_DIGITS)).tolist():
+        errors[k] = _mean_squared_error(source, alphas[k], fit_intercept)
+    return errors
 
 
 def _mean_squared_error(source: FeatureRows, alpha: float, fit_intercept: bool) -> FloatVector:

@@ -134,6 +134,7 @@ class MemoryRows:
     x: FloatMatrix
     y: FloatMatrix
     weight: FloatVector | None = None
+    hidden: tuple[int, ...] = ()
 
     multiple = 1
 
@@ -149,6 +150,12 @@ class MemoryRows:
     def weights(self) -> FloatVector | None:
         """All weights (n,)."""
         return self.weight
+
+    def without(self, row: int) -> MemoryRows:
+        """The same with the weight 0 for a row."""
+        weight = np.ones(len(self.y)) if self.weight is None else self.weight.copy()
+        weight[row] = 0.0
+        return MemoryRows(self.x, self.y, weight, (*self.hidden, row))
 
     def whole(self) -> MemoryRows:
         """All rows in memory."""
@@ -193,11 +200,13 @@ class DatasetRows:
     """The same for the rows of a data set.
 
     With ``in_place`` chunks of X are mapped and used where they lie, in strips that end where chunks do. Without, rows
-    are copied, and centred as the kernel wants them, in strips whose place does not depend on chunks.
+    are copied, and centred as the kernel wants them, in strips whose place does not depend on chunks. Rows that are
+    ``hidden`` have the weight 0.
     """
 
     rows: Rows
     in_place: bool = True
+    hidden: tuple[int, ...] = ()
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -212,7 +221,18 @@ class DatasetRows:
 
     def weights(self) -> FloatVector | None:
         weight = self.rows.open().weight
-        return None if weight is None else weight.read(0, weight.num_rows)[:, 0]
+        return self._weights(0, self.shape[0], None if weight is None else weight.read(0, weight.num_rows)[:, 0])
+
+    def _weights(self, start: int, stop: int, weight: FloatVector | None) -> FloatVector | None:
+        """Those of rows ``start`` to ``stop``, given their weights in the data set."""
+        hidden = [row - start for row in self.hidden if start <= row < stop]
+        if hidden:
+            weight = np.ones(stop - start) if weight is None else weight.copy()
+            weight[hidden] = 0.0
+        return weight
+
+    def without(self, row: int) -> DatasetRows:
+        return replace(self, hidden=(*self.hidden, row))
 
     def whole(self) -> MemoryRows:
         dataset, (n, _) = self.rows.open(), self.shape
@@ -224,7 +244,7 @@ class DatasetRows:
         return dataset.x_mean, decode_floats(dataset.records["X"]["std"])
 
     def centring(self) -> Centring:
-        return centre_dataset(self.rows.open())
+        return centre_dataset(self.rows.open(), self._weights)
 
     def operands(self, ranges: RowRanges) -> dict[str, Sequence[FloatMatrix]]:
         return {}
@@ -242,10 +262,11 @@ class DatasetRows:
             x: Any = self.rows.read(begin, end) if mapped is None else mapped
             for part in (*parts, "X") if placed and self.in_place else ():
                 check_place(dataset, part, begin, x if part == "X" else parts[part])
-            y, weight = parts.get("y", np.empty((end - begin, 0))), parts.get("weight")
+            y = parts.get("y", np.empty((end - begin, 0)))
+            weight = self._weights(begin, end, parts["weight"][:, 0] if "weight" in parts else None)
             for first in range(0, end - begin, num_rows):
                 rows = slice(first, first + num_rows)
-                yield Strip(begin + first, x[rows], y[rows], None if weight is None else weight[rows, 0])
+                yield Strip(begin + first, x[rows], y[rows], None if weight is None else weight[rows])
             del x, mapped  # unmapped before the next one is mapped
 
     def not_finite(self, kernel: Kernel, start: int, stop: int) -> DataError:
@@ -375,6 +396,10 @@ class FeatureRows:
         """The same rows, their features and targets less these."""
         return replace(self, shift=shift, centring=centring)
 
+    def without(self, row: int) -> FeatureRows:
+        """The same with the weight 0 for a row, about nothing."""
+        return replace(self, rows=self.rows.without(row), shift=None, centring=None)
+
     @cached_property
     def ranges(self) -> RowRanges:
         """The rows of each task."""
@@ -398,6 +423,8 @@ class FeatureRows:
 
         about: dict[str, Any] = {name: matrices[0].tobytes().hex() for name, matrices in self._about().items()}
         about["rows"] = self.ranges.size
+        if self.rows.hidden:
+            about["hidden"] = self.rows.hidden
         folder = "" if self.workspace is None else f"sums-{key_of(about)[:12]}"
         shape = (edge + t + 1, edge + 1)
         self._pass("sums", shape, 2.0 * edge**2, {}, folder=folder, num_tiles=len(tiles)).consume(add)

@@ -22,7 +22,7 @@ import logging
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -171,7 +171,7 @@ IN_MEMORY_BYTES = 64 * 2**20
 
 def quantile_names(target: str, quantiles: Sequence[float]) -> list[str]:
     """What the columns of the quantiles of a target are called: ``target q0.05``."""
-    return [f"{target} q{quantile:g}" for quantile in quantiles]
+    return [f"{target} q{float(quantile)!r}" for quantile in quantiles]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -277,7 +277,7 @@ class Model:
     @property
     def observed(self) -> Fitted:
         """The columns that the data of this model has: one target for a sequence of its quantiles."""
-        if len(self.levels) < 2:
+        if not self.levels or not isinstance(self.provenance["quantile"], Iterable):
             return self
         names = tuple(name.removesuffix(quantile_names("", self.levels)[0]) for name in self.target_names[:1])
         return cast(

@@ -382,12 +382,19 @@ def primal_search(source: FeatureRows, grid: Floats, search: AlphaSearch, *, fit
     source
         Rows, targets and weights as a primal fit reads them.
 
+    Raises
+    ------
+    DataError
+        A row decides its own prediction at every alpha.
+
     Cost
     ----
     Two passes for mean squared errors; a scorer, or what is stored, needs every residual: three passes for each alpha.
     """
     if search.scoring is None and search.stored is None:
         errors = leave_one_out_errors(source, grid.tolist(), fit_intercept=fit_intercept).T  # (t, k), weighted means
+        if np.isinf(errors).all(axis=1).any():
+            primal_leave_one_out(source, float(grid.max()), fit_intercept=fit_intercept)  # names the row
         scores = -errors * (1.0 if search.weight is None else float(search.weight.mean()))
         search.scores[...] = scores if search.per_target else scores.mean(axis=0)
         return

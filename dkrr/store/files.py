@@ -649,6 +649,7 @@ def _replace(new: Path, path: Path, check: Callable[[Path], None]) -> None:
         earlier = path.with_name(f"{path.name}.{uuid.uuid4().hex}.replaced")
         os.replace(path, earlier)
     try:
+        check_fence()  # of a process that stood still since it was asked last, the lock may be another's
         check(earlier)
         if earlier is not new:
             os.replace(new, path)

@@ -143,7 +143,7 @@ def test_who_uses_the_model_of_a_run_whose_refit_failed_is_told(
     ):
         result = run(*command)
         assert f"job is {state}" in result.stderr
-        assert "the model of an earlier fit" in result.stderr
+        assert "the model of an earlier attempt" in result.stderr
     assert "job is" not in run("predict", "runs/job/model.zarr", "new.csv", "-o", "p.csv").stderr, "it was named"
     run("models", "add", "demo", "job", "--promote", exits=4, said=(f"job is {state}", "hint: `dkrr resume job`"))
     assert "production" not in run("models", "list", "demo").stdout

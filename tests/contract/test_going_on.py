@@ -356,7 +356,7 @@ def test_the_figures_of_a_model_stay_as_long_as_it_does(
             fit_here(tmp_path, **given)
     found = RunDirectory(str(tmp_path / "runs/run"))
     assert found.read("result.json") == first
-    assert "earlier fit" in run("info", found.location).output
+    assert "earlier attempt" in run("info", found.location).output
 
 
 @pytest.mark.parametrize("place", ["nystrom", "primal", "several alphas"])

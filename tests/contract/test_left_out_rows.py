@@ -11,6 +11,7 @@ import pytest
 from sklearn.model_selection import BaseCrossValidator
 
 import dkrr
+from dkrr.errors import DataError
 from tests.contract.helpers import run
 from tests.jobs.retrain.project import in_process
 
@@ -81,6 +82,48 @@ def test_intervals_count_rows_by_their_weight_and_not_by_their_leverage(alpha: f
         for solver in ("primal", "cholesky")
     ]
     np.testing.assert_allclose(*ends, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("coverage", "said"),
+    [
+        (0.9995, "less than or equal to 0.999"),
+        (0.999, ["intervals = 0.999 of 300 training rows", "at most 0.996 for so few rows"]),
+    ],
+)
+def test_intervals_that_the_rows_do_not_allow_are_refused_before_the_fit(
+    coverage: float, said: str | list[str], tmp_path: Path
+) -> None:
+    np.savetxt(tmp_path / "rows.csv", np.column_stack([X, Y]), delimiter=",", header="a,b,c,d,y", comments="")
+    job = tmp_path / "job.toml"
+    job.write_text(
+        f'[data]\npath = "rows.csv"\ntarget = "y"\n[evaluate]\nintervals = {coverage}\n[model]\nkernel = "rbf"\n'
+    )
+    for command in ("plan", "fit"):
+        run(command, job, exits=2, said=said)
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32"])
+def test_nothing_is_known_without_the_only_row(precision: str) -> None:
+    """A fit with an intercept; in single precision its share is rounding, and not 0."""
+    weight = np.where(np.arange(len(X)) == 3, 1.0, 0.0)
+    fitted = dkrr.KernelRidge(kernel="rbf", alpha=0.3, fit_intercept=True, solver="cholesky", precision=precision)
+    for rows, given in ((slice(None), weight), (slice(3, 4), None)):
+        with pytest.raises(DataError, match="decides its own prediction"):
+            fitted.fit(X[rows], Y[rows], given).leave_one_out()
+
+
+def test_a_search_without_a_score_is_an_error(tmp_path: Path) -> None:
+    """Through features and the factor of their equations; row 7 alone has the last feature."""
+    x = np.column_stack([X[:, :2], 1e3 * (np.arange(len(X)) == 7)])
+    search = dkrr.KernelRidgeCV(alphas=[0.0], kernel="linear", solver="primal")
+    with pytest.raises(DataError, match="row 7 decides its own prediction"):
+        search.fit(x, Y)
+    scores = [
+        dkrr.KernelRidgeCV(alphas=[0.1, 10.0], kernel="linear", solver=solver).fit(1e3 * x, Y).scores_
+        for solver in ("primal", "cholesky")
+    ]
+    np.testing.assert_allclose(*scores, rtol=1e-6)
 
 
 @pytest.mark.parametrize("asked", ["leave_one_out = true", "intervals = 0.9\nfraction = 0.3"])

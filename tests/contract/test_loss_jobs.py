@@ -220,6 +220,15 @@ def test_one_quantile_keeps_the_name_of_the_target(tmp_path: Path) -> None:
     assert result["score"]["pinball"] == pytest.approx([expected], rel=1e-6)
 
 
+def test_a_list_of_one_quantile_is_scored_on_the_column_of_the_target(tmp_path: Path) -> None:
+    result, model, folder = run(write(tmp_path, Y, 'loss = "pinball"\nquantile = [0.12345678]'))
+    assert model.target_names == ["answer q0.12345678"]
+    expected = mean_pinball_loss(Y[N:], model.predict(X[N:]), alpha=0.12345678)
+    assert result["score"]["pinball"] == pytest.approx([expected], rel=1e-6)
+    scores = json.loads(call("evaluate", folder, tmp_path / "test.csv", "--json").stdout)
+    assert scores["pinball loss"] == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize("case", ["hinge", "hinge, three classes", "quantiles", "epsilon insensitive"])
 def test_weights_of_the_data_count(case: str, tmp_path: Path) -> None:
     model_text, y, estimator = CASES[case]
@@ -579,6 +588,16 @@ def test_a_path_is_one_fit_and_a_model_for_each_C(case: str, tmp_path: Path) -> 
     assert "Path over C" in page
     assert "could not be made" not in page
     assert "chosen" in call("fit", tmp_path / "job.toml").output
+
+
+def test_a_score_that_is_no_number_does_not_choose(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text = f'loss = "huber"\nC = {SEVERAL}'
+    same = np.concatenate([Y[:N], np.full(M, 0.4)])  # no r2 where all held-out targets are one number
+    result, _, _ = run(write(tmp_path, same, text, evaluate='metric = "r2"'))
+    assert {point["metric"] for point in result["path"]} == {"rmse"}
+    scores = [point["score"] for point in result["path"]]
+    assert [point["chosen"] for point in result["path"]] == [score == min(scores) for score in scores]
+    assert "r2 of the held-out rows is no number: C is chosen by rmse" in caplog.text
 
 
 def test_a_list_of_alpha_is_the_same_path(tmp_path: Path) -> None:

@@ -269,6 +269,25 @@ def test_a_command_that_takes_rows_out_wrongly_appends_none(wrong: tuple[str, ..
     assert dkrr.open_dataset(tmp_path / "d.zarr").num_rows == ROWS
 
 
+def test_after_an_interrupt_the_hint_does_not_append_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "rows.npy", values())
+    run("ingest", tmp_path / "rows.npy", tmp_path / "d.zarr")
+    window = "--keep-rows", 12
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dkrr.dataset, "keep_last", interrupted)
+        append = "ingest", tmp_path / "rows.npy", tmp_path / "d.zarr", "--append", *window
+        said = run(*append, exits=75, said="has been appended: leave it out next time").stderr
+        assert "the same command again" not in said
+        said = run("ingest", tmp_path / "d.zarr", *window, exits=75).stderr
+        assert "the same command again" in said
+    run("ingest", tmp_path / "d.zarr", *window)
+    assert dkrr.open_dataset(tmp_path / "d.zarr").num_rows == 12
+
+
 def test_a_damaged_data_set_that_was_appended_to_says_so(tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", values())
     run("ingest", tmp_path / "rows.npy", tmp_path / "d.zarr")

@@ -257,6 +257,24 @@ def test_a_prediction_that_is_killed_while_it_clears_its_folder_can_be_made_agai
     assert {path.name for path in place.glob("out.csv*")} == {"out.csv", "out.csv.json"}
 
 
+@pytest.mark.parametrize("count", range(1, 14))
+def test_other_rows_are_predicted_by_the_version_of_their_day(count: int, place: Path) -> None:
+    """Whoever predicted by the version before was killed after its output was complete."""
+    demo = promoted()
+    command = ["predict", "demo@production", "rows.csv", "-o", "out.csv"]
+    with killed_while_removing(place / "out.csv.work", count):
+        CliRunner().invoke(main, command)
+    other_model(place)
+    other_rows(place)
+    demo.add("model.zarr")
+    demo.promote()
+    run(*command)
+    assert json.loads(Path("out.csv.json").read_text())["version"].startswith("0002")
+    rows = np.loadtxt("rows.csv", delimiter=",", skiprows=1)
+    predicted = dkrr.load_model("model.zarr").predict(rows)
+    np.testing.assert_allclose(np.loadtxt("out.csv", skiprows=1), predicted, rtol=1e-12)
+
+
 @pytest.mark.parametrize(
     "change", [other_model, other_rows, damaged_rows, damaged_predictions], ids=lambda change: change.__name__
 )
@@ -494,6 +512,30 @@ def test_what_came_while_an_output_was_made_stays(
     assert not list(place.glob("out*partial")) + list(place.glob("out*replaced"))
     if output.is_file():
         assert output.read_text() == "three days of work"
+
+
+@pytest.mark.parametrize("steps", [True, False], ids=["in one step", "renames"])
+def test_a_process_that_stood_still_before_the_last_step_takes_nothing_away(
+    place: Path, steps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock was taken over meanwhile, and another model saved."""
+    rename, asked = stores._rename, list[Path]()
+
+    def stands_still(new: Path, path: Path, how: int) -> bool:
+        if path.name == "model.zarr" and how == stores.EXCHANGE and not asked:
+            asked.append(path)
+            lock = place / "model.zarr.lock"
+            lock.write_text(json.dumps({**json.loads(lock.read_text()), "crc32c": None, "token": "another's"}))
+            shutil.rmtree(path)
+            shutil.copytree(other, path)
+        return rename(new, path, how) if steps else False
+
+    first, other = dkrr.load_model("model.zarr"), make_model(place / "other.zarr", alpha=10.0)
+    monkeypatch.setattr(stores, "_rename", stands_still)
+    with pytest.raises(LockedError):
+        first.save("model.zarr", overwrite=True)
+    assert asked
+    assert dkrr.load_model("model.zarr").provenance["alpha"] == [10.0]
 
 
 # --- other commands ---------------------------------------------------------------------------------------------------

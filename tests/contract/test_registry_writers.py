@@ -89,6 +89,54 @@ def test_a_model_that_is_replaced_while_it_is_copied_is_not_published(
     assert dkrr.load_model(version.model_path).provenance["alpha"] == [2.0]
 
 
+def test_a_copy_that_was_killed_is_made_again(
+    tmp_path: Path, model: Callable[[float], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, path = tmp_path / "models", model(1.0)
+
+    def killed(target: str, key: str, data: bytes, **_: Any) -> None:
+        draft = Path(target, f"{key}.{'0' * 32}.partial")
+        draft.parent.mkdir(parents=True)
+        draft.write_bytes(data[:5])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "write_key", killed)
+        command("models", "add", "demo", path, "--registry", root, exits=75)
+    models("add", "demo", path, "--registry", root)
+    assert numbers(root) == [(1, [1.0])]
+
+
+def test_a_version_that_is_being_removed_is_published_anew(
+    tmp_path: Path, model: Callable[[float], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, paths = tmp_path / "models", [model(1.0), model(2.0)]
+    for path in paths:
+        models("add", "demo", path, "--registry", root)
+    models("promote", "demo", 2, "--registry", root)
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "delete_key", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        command("models", "prune", "demo", "--keep", 0, "--grace", 0, "--registry", root, exits=75)
+    models("add", "demo", paths[0], "--registry", root)
+    models("prune", "demo", "--keep", 1, "--grace", 0, "--registry", root)
+    assert numbers(root) == [(2, [2.0]), (3, [1.0])]
+
+
+def test_what_could_not_be_removed_is_removed_the_next_time(
+    tmp_path: Path, model: Callable[[float], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, paths = tmp_path / "models", [model(1.0), model(2.0)]
+    for path in paths:
+        models("add", "demo", path, "--registry", root)
+    models("promote", "demo", 2, "--registry", root)
+    prune = "models", "prune", "demo", "--keep", 0, "--grace", 0, "--registry", root
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", lambda *_, **__: None)  # a file that may not be unlinked
+        assert "nothing to delete" in command(*prune).output
+    command(*prune)
+    assert [path.name[:4] for path in (root / "demo/versions").iterdir()] == ["0002"]
+
+
 def test_a_version_that_was_pruned_meanwhile_is_not_promoted(
     tmp_path: Path, model: Callable[[float], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

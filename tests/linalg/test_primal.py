@@ -28,6 +28,7 @@ from dkrr.linalg.primal import (
     stored_source,
 )
 from dkrr.linalg.workspace import Workspace
+from dkrr.models.estimator import KernelRidge
 
 KERNELS: dict[str, dict[str, Any]] = {
     "linear": {"kernel": "linear"},
@@ -284,13 +285,49 @@ def test_errors_of_many_alphas_are_those_of_leave_one_out_for_each(
         np.testing.assert_allclose(found, loo.mean_squared_error, rtol=1e-11)
 
 
+@pytest.mark.parametrize("where", ["memory", "disk"])
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize(("value", "rows", "others"), [(1e5, [4], 0.0), (1e6, [4, 9], 0.0), (1e8, [4], 1.0)])
+def test_rows_that_decide_a_direction_are_left_out_too(
+    value: float, rows: list[int], others: float, weights: bool, intercept: bool, where: str, tmp_path: Path
+) -> None:
+    """1 - h_i is below 1e-10: the fit of the other rows says what it would have been."""
+    x, y, weight = data(n=60, weights=weights)
+    x[:, -len(rows) :] *= others
+    for column, row in enumerate(rows, start=1):
+        x[row, -column] = value
+        y[row] += 100
+        weight = None if weight is None else np.where(np.arange(60) == row, 1.0, weight)
+    alphas = [0.01, 1.0]
+    with source(where, x, y, kernel_of("linear", 4), weight, intercept, tmp_path) as given:
+        found = primal_leave_one_out(given, alphas, fit_intercept=intercept)
+        errors = leave_one_out_errors(given, alphas, fit_intercept=intercept)
+    brute = left_out(x, y, alphas, weight, intercept)
+    np.testing.assert_allclose(found.residuals, brute, rtol=1e-7, atol=1e-7)
+    np.testing.assert_allclose(errors.diagonal(), found.mean_squared_error, rtol=1e-9)
+    # w_i D_i, of which intervals are made
+    dense = KernelRidge(kernel="linear", alpha=0.01, fit_intercept=intercept, solver="cholesky")
+    wanted = dense.fit(x, y[:, 0], weight).leave_one_out()
+    np.testing.assert_allclose(found.inverse_diagonal[:, 0], wanted.inverse_diagonal[:, 0], rtol=1e-6)
+
+
 def test_leave_one_out_that_cannot_be() -> None:
     x, y, _ = data(n=30)
+    alone = array_source(x, y, kernel_of("linear", 4), (np.arange(30) == 4) * 1.0)
+    with pytest.raises(DataError, match="row 4 decides its own prediction"):
+        primal_leave_one_out(alone, 1.0, fit_intercept=True)
     x[:, 3] = 1e6 * (np.arange(30) == 4)
     decided = array_source(x, y, kernel_of("linear", 4))
     with pytest.raises(DataError, match="row 4 decides its own prediction"):
-        primal_leave_one_out(decided, 1e-3)
-    assert np.isinf(leave_one_out_errors(decided, [1e-3])).all()
+        primal_leave_one_out(decided, 0.0)
+    assert np.isinf(leave_one_out_errors(decided, [0.0, 1.0])).tolist() == [[True] * y.shape[1], [False] * y.shape[1]]
+    rows = np.arange(20)  # more of them than are left out one by one
+    x = np.vstack([np.eye(20), np.zeros((10, 20))])
+    many = array_source(x, y, kernel_of("linear", 20))
+    assert np.abs(primal_leave_one_out(many, 1e-9).residuals[rows] / y[rows] - 1).max() < 1e-3
+    with pytest.raises(DataError, match="decides its own prediction"):
+        primal_leave_one_out(many, 1e-11)
     x[:, 3] = x[:, 2]
     with pytest.raises(NotPositiveDefiniteError, match="raise alpha to at least"):
         leave_one_out_errors(array_source(x, y, kernel_of("linear", 4)), [1.0, 0.0])
