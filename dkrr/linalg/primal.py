@@ -39,9 +39,9 @@ Leave-one-out and many alphas in feature space, where a leverage costs D^2 flops
     y_i - f^(-i)(x_i) = (y_i - f(x_i)) / (1 - h_i)
     1 - h_i = 1 / (1 + w_i (F_i - m^(-i))^T (G^(-i) + alpha I)^-1 (F_i - m^(-i)) + w_i / sum_{j != i}(w_j))
 
-The first line loses the digits that 1 - h_i lost: of a row with 1 - h_i < 1e-6, which alone decides a direction, the
-fit without it is made, and the second line holds. At most D + 1 rows can be such; where there are more than 16, they
-are left to the first line, which has four digits at 1 - h_i = 1e-10; below that it is an error.
+Of a row with 1 - h_i < 1e-6, which alone decides a direction, the difference has lost its digits: the fit without it is
+made, which gives its error and, by the last line, 1 - h_i. At most D + 1 rows can be such. Where there are more than 16
+the difference has to do, which has four digits at 1e-10; below that it is an error.
 
 With G = Q diag(lam) Q^T once, h_i = w_i sum_j (F_i Q)_j^2 / (lam_j + alpha) for every alpha: the product F_i Q is
 shared, so that a grid of alphas costs about as much as one of them. lam_j is off by eps max(lam): an alpha for which
@@ -50,7 +50,8 @@ that is more than 1e-6 of min(lam) + alpha, or for which a row has 1 - h_i < 1e-
 Cost
 ----
 One pass besides those of a fit: 2 n D^2 flops, and 2 n D (t + 1) for each alpha; the path has an eigendecomposition, 9
-D^3 flops. :func:`primal_leave_one_out` returns n numbers a target, :func:`leave_one_out_errors` one an alpha.
+D^3 flops. A fit without a row costs as much as all that for one alpha. :func:`primal_leave_one_out` returns n numbers a
+target, :func:`leave_one_out_errors` one an alpha.
 
 References
 ----------
