@@ -257,7 +257,7 @@ def unscaled(dual_coef: FloatMatrix, root: FloatVector | None) -> FloatMatrix:
     return np.divide(dual_coef, scale, out=np.zeros_like(dual_coef), where=scale > 0)
 
 
-def check_shares(share: FloatMatrix, rows: NDArray[np.int64], least_share: float = MIN_SHARE) -> None:
+def check_shares(share: FloatMatrix, rows: NDArray[np.int64]) -> None:
     """Refuse rows (k,) whose share (k, c), D_i of what it is without an intercept, or 1 - h_i, is rounding alone.
 
     Raises
@@ -269,7 +269,7 @@ def check_shares(share: FloatMatrix, rows: NDArray[np.int64], least_share: float
         raise DataError("every row has weight zero", hint="leave-one-out needs rows that were fitted")
     least = np.min(share, axis=1)
     worst = int(np.argmin(least))
-    if not least[worst] > least_share:
+    if not least[worst] > MIN_SHARE:
         raise DataError(
             f"row {rows[worst]:,} decides its own prediction (1 - leverage is {least[worst]:.1g}): without it nothing "
             "is known there",

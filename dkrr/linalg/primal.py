@@ -37,11 +37,15 @@ Leave-one-out and many alphas in feature space, where a leverage costs D^2 flops
     h_i = w_i (F_i - m)^T (G + alpha I)^-1 (F_i - m) + w_i / sum(w)      m the weighted mean, with an intercept
     h_i = w_i F_i^T (G + alpha I)^-1 F_i                                 without
     y_i - f^(-i)(x_i) = (y_i - f(x_i)) / (1 - h_i)
-    1 - h_i = 1 / (1 + w_i (F_i - m^(-i))^T (G^(-i) + alpha I)^-1 (F_i - m^(-i)) + w_i / sum_{j != i}(w_j))
 
-Of a row with 1 - h_i < 1e-6, which alone decides a direction, the difference has lost its digits: the fit without it is
-made, which gives its error and, by the last line, 1 - h_i. At most D + 1 rows can be such. Where there are more than 16
-the difference has to do, which has four digits at 1e-10; below that it is an error.
+Of a row with 1 - h_i < 1e-6, which alone decides a direction, the difference has lost its digits. At most D + 1 rows
+can be such. With f, m and G of the other rows, and these k rows in F (k, D), their residuals r about f:
+
+    M = I + W^1/2 ((F - m) (G + alpha I)^-1 (F - m)^T + 1 / sum(w)) W^1/2          the last term with an intercept
+    1 - h_i = (M^-1)_ii,    w_i^1/2 (y_i - f^(-i)(x_i)) = (M^-1 W^1/2 r)_i / (M^-1)_ii
+
+which is the leave-one-out of a Gaussian process that has seen the others: nothing is a difference. Up to 16 rows are
+such rows one by one, k = 1, and of more those whose M_ii (M^-1)_ii is above 1e4.
 
 With G = Q diag(lam) Q^T once, h_i = w_i sum_j (F_i Q)_j^2 / (lam_j + alpha) for every alpha: the product F_i Q is
 shared, so that a grid of alphas costs about as much as one of them. lam_j is off by eps max(lam): an alpha for which
@@ -50,8 +54,8 @@ that is more than 1e-6 of min(lam) + alpha, or for which a row has 1 - h_i < 1e-
 Cost
 ----
 One pass besides those of a fit: 2 n D^2 flops, and 2 n D (t + 1) for each alpha; the path has an eigendecomposition, 9
-D^3 flops. A fit without a row costs as much as all that for one alpha. :func:`primal_leave_one_out` returns n numbers a
-target, :func:`leave_one_out_errors` one an alpha.
+D^3 flops. k rows that decide a direction cost as much as a fit, and 2 D^2 k + k^3 flops, for each alpha.
+:func:`primal_leave_one_out` returns n numbers a target, :func:`leave_one_out_errors` one an alpha.
 
 References
 ----------
@@ -69,7 +73,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-from scipy.linalg import eigh
+from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve, eigh
 
 from dkrr.dataset import Dataset
 from dkrr.engine.machine import single_blas_thread
@@ -105,9 +110,11 @@ NEGLIGIBLE = 1e-11
 
 EPS = float(np.finfo(np.float64).eps)
 
-# 1 - h_i is off by some eps, more the more features there are: from so little on, few rows are left out one by one,
-# and many not at all
-FEW_DIGITS, MAX_REFITS, NO_DIGITS = 1e-6, 16, 1e-10
+# 1 - h_i is off by some eps, more the more features there are
+FEW_DIGITS = 1e-6
+
+# so many rows are left out one by one; of more together those are whose errors the others change by so much
+FEW_ROWS, DEPENDS = 16, 1e4
 
 # a variance that is the difference of sums this many times as large has lost too much
 LOST = 1e4
@@ -547,19 +554,39 @@ def left_out(equations: Equations, coef: FloatMatrix, intercept: FloatVector, al
     weight = equations.source.rows.weights()
     scale = np.ones(equations.source.rows.shape[0]) if weight is None else weight
     residuals, leverages = equations.hat(coef, intercept, alphas)
-    seen, share = np.flatnonzero(scale), 1.0 - scale[:, None] * leverages
-    doubtful = np.flatnonzero((share < FEW_DIGITS).any(axis=1)).tolist()
-    if len(doubtful) > MAX_REFITS:
-        check_shares(share[seen], seen, NO_DIGITS)
-    for i in doubtful if len(doubtful) <= MAX_REFITS else ():
-        try:
-            others = solve_primal(equations.source.without(i), alphas, equations.fit_intercept)
-        except (DataError, NotPositiveDefiniteError):  # no row is left, or those do not decide the coefficients
-            check_shares(np.zeros((1, 1)), np.array([i]))
-        error, leverage = others.equations.hat(others.coef, others.shifted_intercept, alphas)
-        share[i] = 1.0 / (1.0 + scale[i] * leverage[i])
-        residuals[i] = share[i] * error[i]
-    return loo_from_leverages(residuals=residuals, share=share, alpha=alphas, root=np.sqrt(scale))
+    share, root = 1.0 - scale[:, None] * leverages, np.sqrt(scale)
+    alone = np.flatnonzero((share < FEW_DIGITS).any(axis=1))
+    if len(alone) > FEW_ROWS:  # in two parts, for they may be all
+        parts, alone = (alone[::2], alone[1::2]), alone[:0]
+        for rows in parts:
+            share[rows], residuals[rows], inflation = _beside_others(equations, rows, root[rows], alphas)
+            alone = np.append(alone, rows[inflation > DEPENDS])
+    for i in alone:
+        share[i], residuals[i], _ = _beside_others(equations, np.array([i]), root[[i]], alphas)
+    return loo_from_leverages(residuals=residuals, share=share, alpha=alphas, root=root)
+
+
+def _beside_others(
+    equations: Equations, rows: NDArray[np.int64], root: FloatVector, alphas: FloatVector
+) -> tuple[FloatMatrix, FloatMatrix, FloatVector]:
+    """1 - h_i and y_i - f(x_i), both (k, t), and M_ii (M^-1)_ii, (k,), of k rows by a fit of the others."""
+    try:
+        others = solve_primal(equations.source.without(rows.tolist()), alphas, equations.fit_intercept)
+    except (DataError, NotPositiveDefiniteError):  # no row is left, or those do not decide the coefficients
+        check_shares(np.zeros((1, 1)), rows)
+    coef, system = others.coef, others.equations
+    source, intercept, _, constant = system.leverages(coef, others.shifted_intercept, np.empty((0, 0)))
+    features, error = np.split(root[:, None] * source.picked(rows.tolist(), coef, intercept), [len(coef)], axis=1)
+    share, inflation = np.empty(error.shape), np.ones(len(rows))
+    for alpha in dict.fromkeys(alphas.tolist()):
+        z, columns = trsm_left(system.factor(alpha), np.array(features.T, order="C"), transposed=False), alphas == alpha
+        m = np.eye(len(rows)) + z.T @ z + constant * root[:, None] * root
+        size = 1 / np.sqrt(m.diagonal())  # its diagonal may go from 1 to 1e30
+        inverse = cho_solve(cho_factor(size[:, None] * m * size), np.eye(len(rows)))
+        inflation = np.maximum(inflation, inverse.diagonal())
+        inverse *= size[:, None] * size
+        share[:, columns], error[:, columns] = inverse.diagonal()[:, None], inverse @ error[:, columns]
+    return share, error / root[:, None], inflation
 
 
 def leave_one_out_errors(source: FeatureRows, alphas: Sequence[float], *, fit_intercept: bool = False) -> FloatMatrix:

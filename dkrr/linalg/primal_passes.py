@@ -151,11 +151,11 @@ class MemoryRows:
         """All weights (n,)."""
         return self.weight
 
-    def without(self, row: int) -> MemoryRows:
-        """The same with the weight 0 for a row."""
+    def without(self, rows: Sequence[int]) -> MemoryRows:
+        """The same with the weight 0 for these rows."""
         weight = np.ones(len(self.y)) if self.weight is None else self.weight.copy()
-        weight[row] = 0.0
-        return MemoryRows(self.x, self.y, weight, (*self.hidden, row))
+        weight[list(rows)] = 0.0
+        return MemoryRows(self.x, self.y, weight, tuple(rows))
 
     def whole(self) -> MemoryRows:
         """All rows in memory."""
@@ -231,8 +231,8 @@ class DatasetRows:
             weight[hidden] = 0.0
         return weight
 
-    def without(self, row: int) -> DatasetRows:
-        return replace(self, hidden=(*self.hidden, row))
+    def without(self, rows: Sequence[int]) -> DatasetRows:
+        return replace(self, hidden=tuple(rows))
 
     def whole(self) -> MemoryRows:
         dataset, (n, _) = self.rows.open(), self.shape
@@ -396,9 +396,9 @@ class FeatureRows:
         """The same rows, their features and targets less these."""
         return replace(self, shift=shift, centring=centring)
 
-    def without(self, row: int) -> FeatureRows:
-        """The same with the weight 0 for a row, about nothing."""
-        return replace(self, rows=self.rows.without(row), shift=None, centring=None)
+    def without(self, rows: Sequence[int]) -> FeatureRows:
+        """The same with the weight 0 for these rows, about nothing."""
+        return replace(self, rows=self.rows.without(rows), shift=None, centring=None)
 
     @cached_property
     def ranges(self) -> RowRanges:
@@ -448,6 +448,12 @@ class FeatureRows:
         operands = self._leverage_operands(coef, intercept, basis, weights)
         self._pass("hat", (size, columns), 2.0 * len(basis) ** 2, operands).consume(add)
         return found
+
+    def picked(self, rows: Sequence[int], coef: FloatMatrix, intercept: FloatVector) -> FloatMatrix:
+        """F and R (k, D + t) of k rows in any order."""
+        shape, operands = (len(rows), sum(coef.shape)), {"coef": [coef], "intercept": [intercept[None]]}
+        picks = {"picked": [np.array([rows], dtype=np.float64)]}
+        return self._pass("picked", shape, 0.0, operands | picks).sum()  # type: ignore[no-any-return]
 
     def path(
         self,
@@ -513,6 +519,14 @@ class FeatureRows:
             rows = slice(start - first, start - first + len(x))
             z, residual = self._residual(operands, x, y)
             out[rows] = np.hstack([residual, _quadratic(z, operands, weights)])
+
+    def _compute_picked(self, operands: Operands, i: int, out: FloatMatrix) -> None:
+        picked = operands["picked"].read()[0].astype(np.int64)
+        for start, x, y, _ in self.rows.strips(operands, self.ranges, i, strip_rows(self.features)):
+            inside = np.flatnonzero((picked >= start) & (picked < start + len(x)))
+            if len(inside):
+                rows = picked[inside] - start
+                out[inside] = np.hstack(self._residual(operands, x[rows], y[rows]))
 
     def _compute_path(self, operands: Operands, i: int, out: FloatVector) -> None:
         weights, constant = np.array(operands["weights"].read()), float(operands["constant"].read()[0, 0])
