@@ -38,8 +38,9 @@ Leave-one-out and many alphas in feature space, where a leverage costs D^2 flops
     h_i = w_i F_i^T (G + alpha I)^-1 F_i                                 without
     y_i - f^(-i)(x_i) = (y_i - f(x_i)) / (1 - h_i)
 
-Of a row with 1 - h_i < 1e-6, which alone decides a direction, the difference has lost its digits. At most D + 1 rows
-can be such. With f, m and G of the other rows, and these k rows in F (k, D), their residuals r about f:
+Of a row with 1 - h_i < 1e-6, or 1e4 eps times the inflation of the features if that is more, which alone decides a
+direction, the difference has lost its digits. About D rows can be such. With f, m and G of the other rows, of these k
+rows F (k, D) and their residuals r about f:
 
     M = I + W^1/2 ((F - m) (G + alpha I)^-1 (F - m)^T + 1 / sum(w)) W^1/2          the last term with an intercept
     1 - h_i = (M^-1)_ii,    w_i^1/2 (y_i - f^(-i)(x_i)) = (M^-1 W^1/2 r)_i / (M^-1)_ii
@@ -48,8 +49,8 @@ which is the leave-one-out of a Gaussian process that has seen the others: nothi
 such rows one by one, k = 1, and of more those whose M_ii (M^-1)_ii is above 1e4.
 
 With G = Q diag(lam) Q^T once, h_i = w_i sum_j (F_i Q)_j^2 / (lam_j + alpha) for every alpha: the product F_i Q is
-shared, so that a grid of alphas costs about as much as one of them. lam_j is off by eps max(lam): an alpha for which
-that is more than 1e-6 of min(lam) + alpha, or for which a row has 1 - h_i < 1e-6, is fitted by itself.
+shared, so that a grid of alphas costs about as much as one of them. lam_j is off by eps max(lam): an alpha of a
+condition above 5e9, or for which a row has fewer digits than above, is fitted by itself.
 
 Cost
 ----
@@ -110,8 +111,11 @@ NEGLIGIBLE = 1e-11
 
 EPS = float(np.finfo(np.float64).eps)
 
-# 1 - h_i is off by some eps, more the more features there are
-FEW_DIGITS = 1e-6
+# 1 - h_i is off by eps times what the features inflate each other
+FEW_DIGITS, MANY_DIGITS, LOST_DIGITS = 1e-6, 1e-2, 1e4 * EPS
+
+# pivots are sums over rows, of features about their means: beyond it the others may not decide the coefficients
+MOST_INFLATION = 1e11
 
 # so many rows are left out one by one; of more together those are whose errors the others change by so much
 FEW_ROWS, DEPENDS = 16, 1e4
@@ -225,6 +229,10 @@ class Equations:
                 )
             self._factor = alpha, system
         return self._factor[1]
+
+    def inflation(self, alpha: float) -> float:
+        """max_j a_jj / l_jj^2 of A = G + alpha I: variance inflation factors of features beside those before them."""
+        return float(((self.gram.diagonal() + alpha) / np.square(self.factor(alpha).diagonal())).max())
 
     def _system(self, alpha: float) -> FloatMatrix:
         system = self.gram.copy()
@@ -555,7 +563,8 @@ def left_out(equations: Equations, coef: FloatMatrix, intercept: FloatVector, al
     scale = np.ones(equations.source.rows.shape[0]) if weight is None else weight
     residuals, leverages = equations.hat(coef, intercept, alphas)
     share, root = 1.0 - scale[:, None] * leverages, np.sqrt(scale)
-    alone = np.flatnonzero((share < FEW_DIGITS).any(axis=1))
+    few = max(FEW_DIGITS, *(LOST_DIGITS * equations.inflation(alpha) for alpha in set(alphas.tolist())))
+    alone = np.flatnonzero((share < min(few, MANY_DIGITS)).any(axis=1))
     if len(alone) > FEW_ROWS:  # in two parts, for they may be all
         parts, alone = (alone[::2], alone[1::2]), alone[:0]
         for rows in parts:
@@ -579,7 +588,10 @@ def _beside_others(
     features, error = np.split(root[:, None] * source.picked(rows.tolist(), coef, intercept), [len(coef)], axis=1)
     share, inflation = np.empty(error.shape), np.ones(len(rows))
     for alpha in dict.fromkeys(alphas.tolist()):
-        z, columns = trsm_left(system.factor(alpha), np.array(features.T, order="C"), transposed=False), alphas == alpha
+        columns = alphas == alpha
+        if system.inflation(alpha) > MOST_INFLATION:
+            check_shares(np.zeros((1, 1)), rows)
+        z = trsm_left(system.factor(alpha), features.T, transposed=False)
         m = np.eye(len(rows)) + z.T @ z + constant * root[:, None] * root
         size = 1 / np.sqrt(m.diagonal())  # its diagonal may go from 1 to 1e30
         inverse = cho_solve(cho_factor(size[:, None] * m * size), np.eye(len(rows)))
@@ -605,14 +617,14 @@ def leave_one_out_errors(source: FeatureRows, alphas: Sequence[float], *, fit_in
         equations = Equations.of(source, fit_intercept)
         equations.factor(float(min(alphas)))  # raises where there is none
         lam, q = eigh(equations.gram, driver="evd")
-        known = np.asarray(alphas) + max(lam[0], 0.0) > EPS / FEW_DIGITS * lam[-1]
+        few = np.maximum(FEW_DIGITS, LOST_DIGITS * lam[-1] / (max(lam[0], 0.0) + np.asarray(alphas)))
         inverse = 1.0 / (np.maximum(lam, 0.0)[:, None] + np.asarray(alphas, dtype=np.float64))
         rotated = q.T @ equations.cross
         columns = np.concatenate([q @ (inverse[:, k, None] * rotated) for k in range(len(alphas))], axis=1)
         about, intercept, basis, constant = equations.leverages(columns, -equations.offset @ columns, q)
         squares, largest = about.path(columns, intercept, basis, inverse, constant)
     errors = squares.reshape(len(alphas), -1) / equations.weight
-    for k in np.flatnonzero(~known | (1 - largest < FEW_DIGITS)).tolist():
+    for k in np.flatnonzero((few > MANY_DIGITS) | (1 - largest < few)).tolist():
         errors[k] = _mean_squared_error(source, alphas[k], fit_intercept)
     return errors
 

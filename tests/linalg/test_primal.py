@@ -327,6 +327,17 @@ def test_rows_that_decide_every_direction_are_left_out_too(intercept: bool) -> N
     np.testing.assert_allclose(found.residuals[seen > 0], brute, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("seed", [35, 105])
+def test_a_point_that_the_others_do_not_span_cannot_be_left_out(seed: int) -> None:
+    """d + 1 points of d features, the last one measured once; rounding alone makes the others span it."""
+    rng = np.random.default_rng(seed)
+    d = int(rng.integers(2, 9))
+    points = rng.standard_normal((d + 1, d)) * [1, 10, 0.1, 5, 1, 2, 3, 1][:d]
+    x, y = points[np.r_[np.repeat(np.arange(d), 4), d]], rng.standard_normal((4 * d + 1, 1))
+    with pytest.raises(DataError, match=f"row {4 * d} decides its own prediction"):
+        primal_leave_one_out(array_source(x, y, kernel_of("linear", d)), 0.0, fit_intercept=True)
+
+
 def test_leave_one_out_that_cannot_be() -> None:
     x, y, _ = data(n=30)
     alone = array_source(x, y, kernel_of("linear", 4), (np.arange(30) == 4) * 1.0)
