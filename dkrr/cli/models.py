@@ -14,6 +14,7 @@ from dkrr.cli.app import CommandGroup, json_option, main, print_facts, show
 from dkrr.errors import StoreError
 from dkrr.jobs.run_directory import RunDirectory, find_run, look_once
 from dkrr.markup import kernel_words, size
+from dkrr.store.documents import manifest_digest
 from dkrr.store.files import children, is_url, join, name_of
 
 if TYPE_CHECKING:
@@ -191,6 +192,11 @@ def model_location(text: str, registry: str | None = None, *, finished: bool = F
         if finished:
             raise StoreError(f"run {run.shown} is {state}, and what it holds {which}", hint=f"{hint}; or name {model}")
         click.echo(f"run {run.shown} is {state}: what it holds {which}", err=True)
+    elif (fitted := (run.read("result.json") or {}).get("model_digest")) and manifest_digest(model) != fitted:
+        raise StoreError(
+            f"{model} is another model than the one that run {run.shown} fitted",
+            hint=f"restore it, or fit again; to use it as it is, name {model}",
+        )
     return model
 
 

@@ -59,6 +59,7 @@ from dkrr.linalg.operators import RidgeOperator, Rows
 from dkrr.markup import listed
 from dkrr.models.model import BLOCK_ROWS, load_model
 from dkrr.selection.tuning import UNFINISHED
+from dkrr.store.documents import manifest_digest
 from dkrr.store.files import (
     USERS,
     arrays_below,
@@ -263,7 +264,9 @@ def _verify_run(path: str) -> Iterator[str]:
             yield f"{name} is missing"
         job, result = document if name == "job.json" and document else job, document or {}
     yield from _verify_documents(path, without=("job.json", "plan.json", "result.json"))
-    yield from verify(join(path, "model.zarr"))
+    yield from (problems := list(verify(model := join(path, "model.zarr"))))
+    if not problems and (fitted := result.get("model_digest")) and manifest_digest(model) != fitted:
+        yield f"model.zarr is another model than the one that this run fitted ({fitted[:12]})"
     others = [point["model_path"] for point in result.get("path", ())]
     for location in [*result.get("kept", ()), *(other for other in others if other != result["model_path"])]:
         try:

@@ -72,7 +72,7 @@ from dkrr.models.model import Model, check_replaceable, load_model
 from dkrr.models.prediction import LOWER_IS_BETTER, Score, score_dataset
 from dkrr.models.tiled import Solved, factor_settings, leave_one_out_rows, solve_rows
 from dkrr.models.validation import check_target_sizes
-from dkrr.store.documents import plain
+from dkrr.store.documents import manifest_digest, plain
 from dkrr.store.files import delete_key, join, list_entries, note_user, place, remove_parts, write_json
 from dkrr.store.interruption import resumable
 
@@ -101,6 +101,7 @@ class FitSummary(Shown, Solution):
 
     run_directory: str
     model_path: str
+    model_digest: str = ""
     plan: Plan
     tiles_computed: int
     tiles_total: int
@@ -292,6 +293,7 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
         client_peak_rss_bytes=peak_rss_bytes(),
         score=score,
         metric="" if score is None else (evaluate and evaluate.metric) or score.metric,
+        model_digest=manifest_digest(summary.model_path),
     )
     if tiles is not None:  # not earlier: whoever is killed before that goes on with them
         summary = replace(summary, kept=_clean(job, workspace, tiles))

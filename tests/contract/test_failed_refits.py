@@ -5,6 +5,7 @@ A run says so to whoever uses its model.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,20 @@ def test_who_uses_the_model_of_a_run_whose_refit_failed_is_told(
     said = run("info", "runs/job").stdout
     assert state in said
     assert "relative residual" not in said, "that of an earlier fit"
+
+
+def test_a_model_of_another_day_is_not_that_of_the_run(place: Path) -> None:
+    shutil.copytree("runs/job/model.zarr", "old.zarr")
+    write_rows(120)
+    run("fit", "job.toml")
+    run("info", "runs/job", "--verify")
+    shutil.rmtree("runs/job/model.zarr")
+    shutil.copytree("old.zarr", "runs/job/model.zarr")
+    another = "another model than the one that"
+    assert another in run("info", "runs/job", "--verify", exits=4).stdout
+    run("predict", "runs/job", "new.csv", "-o", "p.csv", exits=4, said=another)
+    run("models", "add", "demo", "job", "--promote", exits=4, said=another)
+    run("predict", "runs/job/model.zarr", "new.csv", "-o", "p.csv")
 
 
 def test_a_finished_run_is_used_without_a_word(place: Path) -> None:
