@@ -90,8 +90,9 @@ class FitSummary(Shown, Solution):
     """What a fit did: its solution, sizes, seconds per phase, rates, memory, score. Sizes in bytes, times in seconds.
 
     ``reused`` is what earlier fits saved (:class:`~dkrr.linalg.solution.Solution`, and "scaling"), ``data`` names the
-    rows of the job's data set, ``training_rows`` where they are as the kernel saw them: a later fit takes the scaling
-    from there, so `dkrr gc` leaves them. ``given_up`` are the ways that led to no answer before this one.
+    rows of the job's data set, ``model_digest`` is the SHA-256 of the manifest of its model. ``training_rows`` says
+    where they are as the kernel saw them: a later fit takes the scaling from there, so `dkrr gc` leaves them.
+    ``given_up`` are the ways that led to no answer before this one.
 
     With another ``loss`` than the square there are ``certificates`` instead of residuals, and ``num_support`` rows are
     in the model; ``history`` has [iteration, gap, violation] of some iterations of each of ``target_names``. Of several

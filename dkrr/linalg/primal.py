@@ -74,6 +74,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
+from numpy.linalg import LinAlgError
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve, eigh
 
@@ -275,18 +276,6 @@ class Equations:
         )
         bound = (gram_norm + alphas) * np.abs(coef).max(axis=0) + np.sqrt(diagonal.max()) * self.y_norm
         return relative, ratio(np.where(is_zero & (largest <= rounding), 0.0, largest), bound)
-
-    def hat(self, coef: FloatMatrix, intercept: FloatVector, alphas: FloatVector) -> tuple[FloatMatrix, FloatMatrix]:
-        """Residuals (n, t), and the leverages of rows of weight 1 (n, t): a pass for each distinct alpha."""
-        t = coef.shape[1]
-        leverages = np.empty((self.source.rows.shape[0], t))
-        for alpha in dict.fromkeys(alphas.tolist()):
-            lower = self.factor(alpha)
-            basis = trsm_left(lower, np.eye(len(lower)), transposed=False).T
-            source, shifted, basis, constant = self.leverages(coef, intercept, basis)
-            found = source.hat(coef, shifted, basis, np.ones((len(lower), 1)))
-            leverages[:, alphas == alpha] = found[:, t:] + constant
-        return found[:, :t], leverages
 
     def leverages(
         self, coef: FloatMatrix, intercept: FloatVector, basis: FloatMatrix
@@ -559,11 +548,16 @@ def _few_rows(source: FeatureRows, fit_intercept: bool) -> tuple[FloatMatrix, Fl
 
 def left_out(equations: Equations, coef: FloatMatrix, intercept: FloatVector, alphas: FloatVector) -> LeaveOneOut:
     """Leave-one-out of coefficients that solve the equations, their intercept about the shifts."""
-    weight = equations.source.rows.weights()
-    scale = np.ones(equations.source.rows.shape[0]) if weight is None else weight
-    residuals, leverages = equations.hat(coef, intercept, alphas)
-    share, root = 1.0 - scale[:, None] * leverages, np.sqrt(scale)
-    few = max(FEW_DIGITS, *(LOST_DIGITS * equations.inflation(alpha) for alpha in set(alphas.tolist())))
+    (n, t), weight = equations.source.rows.shape, equations.source.rows.weights()
+    scale = np.ones(n) if weight is None else weight
+    share, residuals, root, few = np.empty((n, t)), np.empty((n, t)), np.sqrt(scale), FEW_DIGITS
+    for alpha in dict.fromkeys(alphas.tolist()):
+        lower, few = equations.factor(alpha), max(few, LOST_DIGITS * equations.inflation(alpha))
+        basis = trsm_left(lower, np.eye(len(lower)), transposed=False).T
+        source, shifted, basis, constant = equations.leverages(coef, intercept, basis)
+        found = source.hat(coef, shifted, basis, np.ones((len(lower), 1)))
+        share[:, alphas == alpha] = 1.0 - scale[:, None] * (found[:, t:] + constant)
+        residuals = found[:, :t]
     alone = np.flatnonzero((share < min(few, MANY_DIGITS)).any(axis=1))
     if len(alone) > FEW_ROWS:  # in two parts, for they may be all
         parts, alone = (alone[::2], alone[1::2]), alone[:0]
@@ -594,7 +588,10 @@ def _beside_others(
         z = trsm_left(system.factor(alpha), features.T, transposed=False)
         m = np.eye(len(rows)) + z.T @ z + constant * root[:, None] * root
         size = 1 / np.sqrt(m.diagonal())  # its diagonal may go from 1 to 1e30
-        inverse = cho_solve(cho_factor(size[:, None] * m * size), np.eye(len(rows)))
+        try:
+            inverse = cho_solve(cho_factor(size[:, None] * m * size), np.eye(len(rows)))
+        except LinAlgError:  # never of one row
+            return share, error, np.full(len(rows), np.inf)
         inflation = np.maximum(inflation, inverse.diagonal())
         inverse *= size[:, None] * size
         share[:, columns], error[:, columns] = inverse.diagonal()[:, None], inverse @ error[:, columns]

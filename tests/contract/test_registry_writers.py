@@ -35,6 +35,15 @@ def model(tmp_path: Path) -> Callable[[float], str]:
     return lambda alpha: make_model(tmp_path / f"{alpha}.zarr", alpha)
 
 
+def two_versions(folder: Path, model: Callable[[float], str]) -> Path:
+    """A registry of two versions, of alpha 1 and 2, whose second is in production."""
+    root = folder / "models"
+    for number in (1, 2):
+        models("add", "demo", model(float(number)), "--registry", root)
+    models("promote", "demo", 2, "--registry", root)
+    return root
+
+
 def numbers(root: Path) -> list[tuple[int, float]]:
     """Number of each version, and the alpha of its model."""
     found = []
@@ -110,14 +119,11 @@ def test_a_copy_that_was_killed_is_made_again(
 def test_a_version_that_is_being_removed_is_published_anew(
     tmp_path: Path, model: Callable[[float], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root, paths = tmp_path / "models", [model(1.0), model(2.0)]
-    for path in paths:
-        models("add", "demo", path, "--registry", root)
-    models("promote", "demo", 2, "--registry", root)
+    root = two_versions(tmp_path, model)
     with monkeypatch.context() as patch:
         patch.setattr(registry, "delete_key", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         command("models", "prune", "demo", "--keep", 0, "--grace", 0, "--registry", root, exits=75)
-    models("add", "demo", paths[0], "--registry", root)
+    models("add", "demo", tmp_path / "1.0.zarr", "--registry", root)
     models("prune", "demo", "--keep", 1, "--grace", 0, "--registry", root)
     assert numbers(root) == [(2, [2.0]), (3, [1.0])]
 
@@ -125,10 +131,7 @@ def test_a_version_that_is_being_removed_is_published_anew(
 def test_what_could_not_be_removed_is_removed_the_next_time(
     tmp_path: Path, model: Callable[[float], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root, paths = tmp_path / "models", [model(1.0), model(2.0)]
-    for path in paths:
-        models("add", "demo", path, "--registry", root)
-    models("promote", "demo", 2, "--registry", root)
+    root = two_versions(tmp_path, model)
     prune = "models", "prune", "demo", "--keep", 0, "--grace", 0, "--registry", root
     with monkeypatch.context() as patch:
         patch.setattr("shutil.rmtree", lambda *_, **__: None)  # a file that may not be unlinked

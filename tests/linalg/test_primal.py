@@ -16,6 +16,7 @@ from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import DamagedChunkError, DataError, NotPositiveDefiniteError, ParameterError, ResidualError
 from dkrr.kernels import make_kernel
 from dkrr.kernels.features import feature_map
+from dkrr.linalg import primal
 from dkrr.linalg.primal import (
     Equations,
     PrimalResult,
@@ -336,6 +337,26 @@ def test_a_point_that_the_others_do_not_span_cannot_be_left_out(seed: int) -> No
     x, y = points[np.r_[np.repeat(np.arange(d), 4), d]], rng.standard_normal((4 * d + 1, 1))
     with pytest.raises(DataError, match=f"row {4 * d} decides its own prediction"):
         primal_leave_one_out(array_source(x, y, kernel_of("linear", d)), 0.0, fit_intercept=True)
+
+
+def test_rows_that_decide_nearly_the_same_are_left_out_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together their matrix may be singular to rounding, alone never."""
+    x, y, _ = data(n=60, d=22)
+    x[:, 2:] = 0.0
+    x[np.arange(20), np.arange(2, 22)] = 1e6
+    given = array_source(x, y, kernel_of("linear", 22))
+    wanted, factor, sizes = primal_leave_one_out(given, 0.1), primal.cho_factor, list[int]()
+
+    def singular(matrix: np.ndarray) -> Any:
+        sizes.append(len(matrix))
+        if len(matrix) > 1:
+            raise np.linalg.LinAlgError
+        return factor(matrix)
+
+    monkeypatch.setattr(primal, "cho_factor", singular)
+    found = primal_leave_one_out(given, 0.1)
+    assert sizes == [10, 10, *[1] * 20]
+    np.testing.assert_allclose(found.residuals, wanted.residuals, rtol=1e-9)
 
 
 def test_leave_one_out_that_cannot_be() -> None:
