@@ -258,7 +258,7 @@ class FitResult:
         self, source: RidgeOperator, start: FloatMatrix | None, shared: str, ready: Callable[[], object]
     ) -> None:
         settings, own, targets = self.settings, place(self.store, "cg"), list(range(len(self.alphas)))
-        prepared = CGSolver.prepare(
+        prepared = CGSolver(
             source.with_alpha(min(self.alphas)),
             self.workspace,
             settings.iterative,
@@ -288,9 +288,7 @@ class FitResult:
             if self.intercept is not None:
                 self.intercept[targets] += intercept
             return
-        mixed = CGSolver.prepare(
-            source, workspace, settings.iterative, float32_factor=True, **self.digests, ready=ready
-        )
+        mixed = CGSolver(source, workspace, settings.iterative, float32_factor=True, **self.digests, ready=ready)
         self.located.append(partial(float32_location, source, workspace, **self.digests))
         if start is None:  # also where no target needs it: a matrix that has none is refused
             mixed.make()

@@ -73,7 +73,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from math import ceil, inf, log
 from typing import Any, Literal
@@ -476,12 +476,15 @@ def _check_curvature(
         ) from exc
 
 
-@dataclass(frozen=True, kw_only=True)
 class CGSolver:
     """A matrix with its preconditioner: solves for any number of right-hand sides and alphas at once.
 
+    The preconditioner is made when it is first needed, continuing one where it was left.
+
     Parameters
     ----------
+    operator
+        Its alpha is the smallest that will be solved for; an automatic rank goes by it and by ``num_columns``.
     settings
         Tolerance, limit, preconditioner.
     precision
@@ -493,26 +496,14 @@ class CGSolver:
     accept_limit
         Whether an iterate that gets no further above ``tol`` counts as converged where its backward error is that of a
         factor's answer, see :func:`~dkrr.linalg.solution.is_limit`; else it is a ConvergenceError.
-    make, fields, inexact
-        ``make`` gives the preconditioner, ``fields`` is what decides it, and ``inexact`` what it will be.
+    store
+        Where a low-rank preconditioner is kept; None means the workspace's store, where fits of the same rows share it.
     ready
         Called before a stored Gram matrix of the operator is read.
     """
 
-    operator: RidgeOperator
-    workspace: Workspace
-    settings: IterativeSettings
-    precision: Literal["float64", "mixed"]
-    float32_factor: bool
-    accept_limit: bool
-    make: Callable[[], Preconditioner]
-    fields: dict[str, Any]
-    inexact: bool
-    ready: Callable[[], object]
-
-    @classmethod
-    def prepare(
-        cls,
+    def __init__(
+        self,
         operator: RidgeOperator,
         workspace: Workspace,
         settings: IterativeSettings,
@@ -525,28 +516,23 @@ class CGSolver:
         store: Any = None,
         num_columns: int = 1,
         ready: Callable[[], object] = lambda: None,
-    ) -> CGSolver:
-        """Say what the preconditioner is. It is made when it is first needed, continuing one where it was left.
-
-        Parameters
-        ----------
-        operator
-            Its alpha is the smallest that will be solved for; an automatic rank goes by it and by ``num_columns``.
-        store
-            Where a low-rank one is kept; None means the workspace's store, where fits of the same rows share it.
-        """
+    ) -> None:
+        self.operator, self.workspace, self.settings, self.ready = operator, workspace, settings, ready
+        self.precision, self.float32_factor = precision, float32_factor
+        self.accept_limit = accept_limit or float32_factor
         n, kind = operator.grid.n, settings.preconditioner
         rank: int | Literal["auto"] = settings.rank if settings.is_low_rank else 1
         if rank == "auto":
             columns = {"num_columns": num_columns, "num_workers": workspace.executor.num_threads}
             rank = choose_rank(n, operator.num_features, operator.alpha, tol=settings.tol, **columns)
         digests: dict[str, Any] = {"weight_digest": weight_digest, "source_digest": source_digest}
-        fields, inexact = low_rank_fields(operator, settings, rank, workspace.blas, **digests), False
+        # what decides the preconditioner, what makes it, and whether it will be inexact
+        self.fields, self.inexact = low_rank_fields(operator, settings, rank, workspace.blas, **digests), False
         make: Callable[[], Preconditioner] = Preconditioner
         if float32_factor:
             # of a shift nothing is known before the factor is made; later no other one is found
-            fields = factor_fields(operator, "float32", weight_digest, workspace.blas, source_digest) | {"mixed": None}
-            inexact = True
+            shared = operator, "float32", weight_digest, workspace.blas, source_digest
+            self.fields, self.inexact = factor_fields(*shared) | {"mixed": None}, True
 
             def make() -> Preconditioner:
                 ready()
@@ -554,23 +540,12 @@ class CGSolver:
 
         elif kind == "factor":
             found = earlier_factor(operator, workspace)
-            fields |= {"factor": name_of(found.factored.factor.location)}
-            inexact, make = found.inexact, lambda: found
+            self.fields |= {"factor": name_of(found.factored.factor.location)}
+            self.inexact, make = found.inexact, lambda: found
         elif kind != "none":
-            location = place(store or workspace.store, "preconditioners", key_of(fields) + ".zarr")
+            location = place(store or workspace.store, "preconditioners", key_of(self.fields) + ".zarr")
             make = partial(LowRank, operator, workspace, location, settings, rank)
-        return cls(
-            operator=operator,
-            workspace=workspace,
-            settings=settings,
-            precision=precision,
-            float32_factor=float32_factor,
-            accept_limit=accept_limit or float32_factor,
-            make=cache(make),
-            fields=fields,
-            inexact=inexact,
-            ready=ready,
-        )
+        self.make = cache(make)
 
     def solve(
         self,

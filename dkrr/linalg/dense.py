@@ -54,6 +54,7 @@ from dkrr.linalg.operators import (
     offset_of,
     row_blocks,
     solve_bordered,
+    weighted,
     without_means,
 )
 from dkrr.linalg.products import STRIP_ROWS, ArrayRows, Strips, add_strips, block_strips, check_training_rows
@@ -86,9 +87,7 @@ class DenseFactor:
 
         def system() -> NDArray[Any]:
             a = np.array(x, dtype=np.float64, order="C") if kernel is None else kernel.block(x, x, same=True)
-            if root is not None:
-                a *= root[:, None]
-                a *= root[None, :]
+            weighted(a, root)
             a[np.diag_indices_from(a)] += alpha
             return a.astype(precision, copy=False)
 

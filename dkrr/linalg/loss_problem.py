@@ -18,9 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -202,10 +201,6 @@ class Certificate:
     gap: float
     kkt: float
     num_support: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
 
 
 def root_of(function: Callable[[float], float], start: float, step: float) -> float:

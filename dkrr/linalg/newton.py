@@ -37,7 +37,7 @@ from dkrr.errors import NotPositiveDefiniteError
 from dkrr.linalg.cg import CGState, Preconditioner, conjugate_gradients
 from dkrr.linalg.loss import PiecewiseQuadratic, make_loss
 from dkrr.linalg.loss_problem import GramColumns, LossProblem, Matrix, Minimiser, Vector, certify, root_of
-from dkrr.linalg.operators import dots, norms, ratio
+from dkrr.linalg.operators import dots, norms, ratio, weighted
 from dkrr.linalg.preconditioner import ShiftedGram, pivot_rows
 from dkrr.linalg.solution import IterativeSettings
 from dkrr.tiles.blas import potrf, trsm_right
@@ -239,9 +239,7 @@ class _Systems:
         """w (|I|, t) for r (|I|, t) and the diagonal of S (|I|,)."""
         if len(inside) > MAX_DENSE:
             return self._iterate(inside, root, right)
-        system = self.columns.block(inside)
-        system *= root
-        system *= root[:, None]
+        system = weighted(self.columns.block(inside), root)
         system[np.diag_indices_from(system)] += 1.0
         try:  # it is symmetric: the transpose is what LAPACK overwrites without a copy
             factor = cho_factor(system.T, lower=True, overwrite_a=True, check_finite=False)

@@ -72,6 +72,17 @@ def row_blocks(n: int, most: int = BLOCK_ROWS) -> Iterator[slice]:
         yield slice(start, min(start + most, n))
 
 
+def weighted(block: FloatArray, left: FloatVector | None, right: FloatVector | None = None) -> Any:
+    """S K T in place for a block K, the diagonal ``left`` of S (rows) and ``right`` of T (columns; else that of S).
+
+    K itself where nothing is weighted.
+    """
+    if left is not None:
+        block *= left[:, None]
+        block *= left if right is None else right
+    return block
+
+
 def dots(a: FloatMatrix, b: FloatMatrix) -> FloatVector:
     """a_k^T b_k for every column k, (t,)."""
     total = np.zeros(a.shape[1])
@@ -547,10 +558,8 @@ class RidgeOperator:
                 self.gram_tile(i, j, out, start=start, stop=stop)
             else:
                 out[...] = self.gram.read(i, j)[start:stop, : out.shape[1]]
-            left, right = self.root_weights(i), self.root_weights(j)
-            if left is not None and right is not None:
-                out *= left[start : start + len(out), None]
-                out *= right[None, : out.shape[1]]
+            left = self.root_weights(i)
+            weighted(out, None if left is None else left[start : start + len(out)], self.root_weights(j))
             if i == j:
                 places = np.arange(len(out))
                 out[places, start + places] += self.alpha

@@ -95,7 +95,7 @@ from dkrr.kernels import Kernel
 from dkrr.kernels.base import mirror
 from dkrr.linalg.catalogue import gram_fields
 from dkrr.linalg.cg import Preconditioner
-from dkrr.linalg.operators import Floats, Indices, RidgeOperator
+from dkrr.linalg.operators import Floats, Indices, RidgeOperator, weighted
 from dkrr.linalg.solution import IterativeSettings
 from dkrr.linalg.workspace import Operands, Owners, Pass, Workspace, repaired
 from dkrr.store.chunks import ChunkArray
@@ -430,10 +430,7 @@ class Panels:
             inside = np.flatnonzero((index >= span.start) & (index < span.stop))
             if len(inside):  # of a pivot with itself exactly
                 block[index[inside] - span.start, inside] = kernel.diag(x[inside])
-        root = operator.root_of(span.start, span.stop)
-        if root is not None:
-            block *= root[:, None]
-            block *= pivots[:, 1]
+        weighted(block, operator.root_of(span.start, span.stop), pivots[:, 1])
         for q, columns in enumerate(self.columns):
             left = self.read(q, c)
             gemm_nt(block, left, lower[:, columns])
@@ -616,10 +613,8 @@ class LowRank(Preconditioner):
             x = rows.take(proposals)
             kernel.block(x, x, h, same=True)
             kernel.block(x, before[:, 2:end], known)
-        h *= root[:, None]
-        h *= root
-        known *= root[:, None]
-        known *= before[:, 1]
+        weighted(h, root)
+        weighted(known, root, before[:, 1])
         if first:
             trsm_right(known, before[:, end : end + first])
             gemm_nt(h, known, known)

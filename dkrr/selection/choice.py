@@ -68,6 +68,7 @@ from dkrr.errors import NotPositiveDefiniteError, ParameterError
 from dkrr.kernels import Kernel, make_kernel
 from dkrr.linalg.dense import DenseFactor, EigenRidge, FactorRidge
 from dkrr.linalg.loss import Loss, make_loss
+from dkrr.linalg.operators import weighted
 
 WidthKind = Literal["shared", "per_feature"]
 
@@ -497,11 +498,8 @@ class Explained:
 
     def matrix(self, family: str, widths: Floats) -> Floats:
         """S K S (n, n)."""
-        a: Floats = family_kernel(family, widths).block(self.x, self.x, same=True)
-        if self.weight is not None:
-            a *= self.root[:, None]
-            a *= self.root[None, :]
-        return a
+        gram = family_kernel(family, widths).block(self.x, self.x, same=True)
+        return weighted(gram, None if self.weight is None else self.root)
 
     def _squares(self, residuals: Floats) -> Floats:
         """What each row adds to n times the squared error (n, k), from residuals (n, t, k) of y / c."""

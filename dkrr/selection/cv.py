@@ -51,6 +51,7 @@ from dkrr.fit.choices import FitSettings, Problem, SolverChoice, may_be_primal
 from dkrr.fit.plan import Decision
 from dkrr.kernels import Kernel
 from dkrr.linalg.dense import DenseFit, EigenRidge, FactorRidge, eigen_bytes, judge_dense
+from dkrr.linalg.operators import weighted
 from dkrr.linalg.primal import array_source, leave_one_out_errors, primal_leave_one_out, stored_source
 from dkrr.linalg.primal_passes import FeatureRows
 from dkrr.linalg.workspace import Workspace
@@ -267,13 +268,7 @@ class AlphaPath:
     @cached_property
     def system(self) -> EigenRidge | FactorRidge:
         """Of all rows of positive weight."""
-        system: EigenRidge | FactorRidge
-        if self.method == "eigen":
-            system = self._eigen(self.inside)
-        else:
-            root = None if self.weight is None else np.sqrt(self.weight[self.inside])
-            gram, y = self._gram(self.inside), self.y[self.inside]
-            system = FactorRidge(None, gram, y, root, fit_intercept=self.fit_intercept)
+        system = self._ridge(self.inside, self.method)
         system.numbers = self.inside
         return system
 
@@ -292,14 +287,14 @@ class AlphaPath:
         )
         return block
 
-    def _eigen(self, rows: Rows) -> EigenRidge:
-        """Every alpha of some rows of positive weight, from S K S."""
-        matrix, root = self._gram(rows), None if self.weight is None else np.sqrt(self.weight[rows])
-        if root is not None:
-            matrix *= root[:, None]
-            matrix *= root
+    def _ridge(self, rows: Rows, method: str = "eigen") -> EigenRidge | FactorRidge:
+        """Every alpha of some rows of positive weight."""
+        gram, y, root = self._gram(rows), self.y[rows], None if self.weight is None else np.sqrt(self.weight[rows])
+        if method == "cholesky":
+            return FactorRidge(None, gram, y, root, fit_intercept=self.fit_intercept)
         is_psd = self.kernel is not None and self.kernel.positive_semidefinite
-        return EigenRidge(matrix, self.y[rows], root, fit_intercept=self.fit_intercept, positive_semidefinite=is_psd)
+        matrix = weighted(gram, root)
+        return EigenRidge(matrix, y, root, fit_intercept=self.fit_intercept, positive_semidefinite=is_psd)
 
     def search(self, alphas: Floats, search: AlphaSearch) -> None:
         """Add the held-out predictions of every alpha.
@@ -336,7 +331,7 @@ class AlphaPath:
             if not len(seen):
                 raise DataError(f"{where} leaves no training row of positive weight", hint="change the folds")
             if train is not None or not is_inside.all():
-                return partial(self._eigen(seen).predict, self._gram(test, seen))
+                return partial(self._ridge(seen).predict, self._gram(test, seen))
         outside = None if is_inside.all() else self._gram(test[~is_inside], self.inside)
 
         def predict(alphas: Floats) -> Floats:
@@ -361,13 +356,10 @@ class AlphaPath:
             See :func:`dkrr.linalg.dense.judge_dense`.
         """
         what = "Eigendecomposition" if self.method == "eigen" else "Cholesky factors"
-        u = np.zeros(self.y.shape)
-        u[self.inside] = self.system.solve_each(alphas)
+        u, rhs = np.zeros((2, *self.y.shape))
+        u[self.inside], rhs[self.inside] = self.system.solve_each(alphas), self.system.rhs
         root = None if self.weight is None else np.sqrt(self.weight)
-        centring = self.system.centring
-        y = self.y if centring is None else centring.apply(self.y)
-        rhs = y if root is None else root[:, None] * y
-        offset = None if centring is None else centring.offset
+        offset = self.system.offset if self.fit_intercept else None
         return judge_dense(
             self.kernel, self.x, root, alphas, rhs, u, offset, solver=self.method, precision="float64", started=started,
             message=f"{what} of {len(self.inside):,} rows in memory",

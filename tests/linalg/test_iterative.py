@@ -71,7 +71,7 @@ def test_solution_matches_a_dense_solve(tmp_path: Path, precision: Any, precondi
     values = np.random.default_rng(0).standard_normal((N, 5))
     alpha = np.array([0.01, 1.0, 0.1, 10.0, 0.1])
     settings = IterativeSettings(tol=1e-10, preconditioner=preconditioner, rank=rank)
-    prepared = CGSolver.prepare(system, workspace(tmp_path), settings, precision=precision)
+    prepared = CGSolver(system, workspace(tmp_path), settings, precision=precision)
     u, solution = prepared.solve(right_hand_sides(tmp_path, system.grid, values), alpha)
     for k, found in enumerate(u.whole().T):
         a = dense(system.with_alpha(alpha[k]), dataset)
@@ -232,7 +232,7 @@ def test_without_an_old_factor_there_is_no_preconditioner_of_one(tmp_path: Path)
 
 
 def mixed(system: RidgeOperator, work: Workspace, tol: float = 1e-10) -> CGSolver:
-    return CGSolver.prepare(system, work, IterativeSettings(tol=tol), float32_factor=True)
+    return CGSolver(system, work, IterativeSettings(tol=tol), float32_factor=True)
 
 
 def near_duplicates(folder: Path, n: int) -> Dataset:
