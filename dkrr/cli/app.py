@@ -68,9 +68,9 @@ class CommandGroup(_Verbose, click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            from dkrr.store.files import full_disk
+            from dkrr.store.files import storage_errors
 
-            with full_disk("."):
+            with storage_errors(".", only_full=True):
                 return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise

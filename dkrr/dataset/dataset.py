@@ -29,7 +29,7 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from dkrr.dataset.rows import DIGEST_ROWS, Floats, RowArray, RowSummary, damaged, decode_floats, prefix_digest
-from dkrr.dataset.table import target_columns
+from dkrr.dataset.table import Fitted
 from dkrr.errors import DataError, StoreError
 from dkrr.markup import lines_text, named
 from dkrr.store.documents import refuse_links
@@ -167,7 +167,7 @@ class _InPlace:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
-class Dataset:
+class Dataset(Fitted):
     """Rows for a fit or a prediction, opened by :func:`open_dataset` and made by :func:`~dkrr.dataset.ingest`.
 
     Parameters
@@ -263,16 +263,6 @@ class Dataset:
     @property
     def num_targets(self) -> int:
         return len(self.target_names)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the features that somebody gave; () where there are none."""
-        return () if "feature_names" in self.made_up else self.feature_names
-
-    @property
-    def named_targets(self) -> tuple[str, ...]:
-        """Names of the columns that the targets were read from, as far as somebody gave them; () for none."""
-        return () if "target_names" in self.made_up else target_columns(self.target_names, self.classes)
 
     @property
     def targets(self) -> RowArray:

@@ -404,10 +404,3 @@ def _encode_floats(values: Floats) -> list[float | None]:
 def decode_floats(values: list[float | None]) -> Floats:
     """Back from JSON; null is NaN."""
     return np.array([np.nan if v is None else v for v in values], dtype=np.float64)
-
-
-def row_moments(
-    array: RowArray, start: int = 0, stop: int | None = None, *, without: NDArray[np.bool_] | None = None
-) -> Moments:
-    """Moments of rows ``start`` to ``stop`` of an array, but for those that ``without`` (n,) leaves out."""
-    return RowSummary.of(array, start, stop, without=without).moments()

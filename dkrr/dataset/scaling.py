@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset.dataset import Dataset, Mask, fields_of
-from dkrr.dataset.rows import Floats, Moments, row_moments
+from dkrr.dataset.rows import Floats, Moments, RowSummary
 from dkrr.dataset.sources import open_table
 from dkrr.dataset.table import Header, column_number, is_place
 from dkrr.dataset.writer import claimed, writing
@@ -165,7 +165,8 @@ def prepare_rows(
             return existing, None if made_of["resolved"] is None else Scaling.from_dict(made_of["resolved"])
         dataset.verify()  # a damaged or exchanged chunk must not be copied under a digest of its own
         if scaling is None and standardize:
-            scaling = Scaling.of(*(row_moments(part, without=mask) for part in (dataset.X, dataset.targets)))
+            parts = dataset.X, dataset.targets
+            scaling = Scaling.of(*(RowSummary.of(part, without=mask).moments() for part in parts))
         origin |= {
             "resolved": None if scaling is None else scaling.to_dict(),
             "num_rows": dataset.num_rows,

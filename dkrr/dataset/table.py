@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -460,33 +460,42 @@ class Layout:
     y_is_1d: bool
 
 
-class Fitted(Protocol):
-    """What is known of the columns of a fit: a model, or the data set it is made of."""
+class Fitted:
+    """What is known of the columns of a fit: a model, or the data set it is made of.
+
+    ``target_names`` are those of the targets, one by one; of classes ``label=class``. ``made_up`` says whether nobody
+    gave the names of features, of targets.
+    """
+
+    feature_names: Sequence[str]
+    target_names: Sequence[str]
+    made_up: tuple[str, ...]
+    classes: Sequence[Any] | None
 
     @property
-    def names(self) -> Sequence[str]:
-        """Of the features; none where somebody gave them none."""
+    def names(self) -> tuple[str, ...]:
+        """Names of the features, by which rows to predict, or the columns of k(Z, X), are matched; () for none."""
+        return () if "feature_names" in self.made_up else tuple(self.feature_names)
 
     @property
-    def named_targets(self) -> Sequence[str]:
-        """Of the columns that the targets are read from; none where somebody gave them none."""
-
-    @property
-    def target_names(self) -> Sequence[str]:
-        """Of the targets, one by one; of classes ``label=class``."""
-
-    @property
-    def classes(self) -> Sequence[Any] | None: ...
+    def named_targets(self) -> tuple[str, ...]:
+        """Names of the columns that the targets were read from, as far as somebody gave them; () for none."""
+        return () if "target_names" in self.made_up else target_columns(self.target_names, self.classes)
 
     @property
     def places(self) -> Sequence[Sequence[int]]:
         """Where features, targets and weights stood in the source; () where nobody knows."""
+        raise NotImplementedError
 
     @property
-    def num_features(self) -> int: ...
+    def num_features(self) -> int:
+        """d."""
+        raise NotImplementedError
 
     @property
-    def num_targets(self) -> int: ...
+    def num_targets(self) -> int:
+        """t."""
+        raise NotImplementedError
 
 
 def resolve(

@@ -55,16 +55,14 @@ Challenge = dict[str, Any]
 """``{"store": path or URL, "key": name of an object, "token": what it holds}``"""
 
 
-def leave_challenge(store: Any) -> Challenge | None:
-    """Leave a small object in ``store`` for workers to find; None when there is no store to look at.
+def leave_challenge(store: Any) -> Challenge:
+    """Leave a small object in ``store`` for workers to find.
 
     Raises
     ------
     StoreError
         The store cannot be written from here.
     """
-    if store is None:
-        return None
     asked = {"store": store, "key": f"probe-{uuid.uuid4().hex}.json", "token": uuid.uuid4().hex}
     try:
         write_json(store, asked["key"], {"token": asked["token"]})
@@ -73,28 +71,18 @@ def leave_challenge(store: Any) -> Challenge | None:
     return asked
 
 
-def remove_challenge(asked: Challenge | None) -> None:
-    """Remove what :func:`leave_challenge` has left."""
-    if asked is not None:
-        with contextlib.suppress(OSError, StoreError):
-            delete_key(asked["store"], asked["key"])
-
-
-def answer_challenge(asked: Challenge | None) -> str:
+def answer_challenge(asked: Challenge) -> str:
     """What is wrong with the store in this process; "" when all is well."""
-    if asked is None:
-        return ""
-    store, key = asked["store"], asked["key"]
+    store, key, wanted = asked["store"], asked["key"], {"token": asked["token"]}
     mine = f"{key.removesuffix('.json')}-{uuid.uuid4().hex}.json"
     step = "see what was written elsewhere"
     try:
-        found = read_json(store, key)
-        if not isinstance(found, dict) or found.get("token") != asked["token"]:
+        if read_json(store, key) != wanted:
             return f"cannot {step}: it is not the same place"
         step = "write"
-        write_json(store, mine, {"token": asked["token"]})
+        write_json(store, mine, wanted)
         step = "read"
-        if read_json(store, mine) != {"token": asked["token"]}:
+        if read_json(store, mine) != wanted:
             return "cannot read what it has just written"
         step = "delete"
         delete_key(store, mine)
@@ -180,7 +168,7 @@ async def describe_worker(dask_worker: Any, **request: Any) -> dict[str, Any]:
     """
     from threadpoolctl import ThreadpoolController
 
-    libraries = blas_libraries()
+    libraries, asked = blas_libraries(), request.get("challenge")
     threads_before = max((int(library["num_threads"]) for library in libraries), default=1)
     # OpenMP keeps the limit of each thread apart: it cannot be set here for the threads that will run the tasks
     per_thread = any(library.get("threading_layer") == "openmp" for library in libraries)
@@ -197,7 +185,7 @@ async def describe_worker(dask_worker: Any, **request: Any) -> dict[str, Any]:
         "blas": libraries,
         "blas_threads_before": threads_before,
         "failures": self_test(),
-        "store_problem": await asyncio.to_thread(answer_challenge, request.get("challenge")),
+        "store_problem": "" if asked is None else await asyncio.to_thread(answer_challenge, asked),
     }
 
 
@@ -280,7 +268,7 @@ async def describe_workers(client: Client, addresses: Sequence[str], timeout: fl
         One does not answer within ``timeout`` seconds, or dkrr does not run there.
     """
     # the object for the workers to find is written in a thread: a slow store must not hold up this client
-    asked = await asyncio.to_thread(leave_challenge, store)
+    asked = None if store is None else await asyncio.to_thread(leave_challenge, store)
     try:
         tasks = {
             address: asyncio.ensure_future(
@@ -292,7 +280,9 @@ async def describe_workers(client: Client, addresses: Sequence[str], timeout: fl
         for task in late:
             task.cancel()
     finally:
-        await asyncio.to_thread(remove_challenge, asked)
+        if asked is not None:
+            with contextlib.suppress(OSError, StoreError):
+                await asyncio.to_thread(delete_key, asked["store"], asked["key"])
     if late:
         silent = [address for address, task in tasks.items() if task in late]
         raise ClusterError(

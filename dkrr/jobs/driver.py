@@ -44,7 +44,7 @@ from dkrr.jobs.run_directory import (
     utc_now,
     write_status,
 )
-from dkrr.store.files import full_disk, key_size, remove_drafts
+from dkrr.store.files import key_size, remove_drafts, storage_errors
 from dkrr.store.interruption import fenced, interrupt_main_thread
 from dkrr.store.lease import Lease, described, hold_lock, process_record
 
@@ -344,7 +344,7 @@ def driving(
     with lease.held():
         monitor = Monitor(directory, lease, progress)
         try:
-            with full_disk(directory.location):
+            with storage_errors(directory.location, only_full=True):
                 if kind != "here":
                     directory.remove(CANCEL)
                 remove_drafts(directory.location, "[rs]*.json")  # status and results: others write none of these

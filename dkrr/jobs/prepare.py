@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, Scaling, ingest, open_dataset, prepare_rows, read_mask, row_hash_fraction
 from dkrr.dataset.dataset import attributes_of, fields_of
-from dkrr.dataset.rows import row_moments
+from dkrr.dataset.rows import RowSummary
 from dkrr.dataset.scaling import DRIFT_LIMIT, Drift, mask_digest, measure_drift
 from dkrr.dataset.sources import Table, open_table
 from dkrr.dataset.table import (
@@ -512,13 +512,13 @@ def _judged(earlier: Dataset, shared: int, dataset: Dataset, mask: Mask | None) 
     scaling, first = Scaling.from_dict(origin["resolved"]), int(origin.get("scaling_rows", shared))
     same_targets = _has_prefix(dataset, origin, shared, "y")
     if not same_targets:  # new targets of the same rows: the features go on, the targets get statistics of their own
-        own = row_moments(dataset.parts()["y"], without=mask)
+        own = RowSummary.of(dataset.parts()["y"], without=mask).moments()
         scaling = replace(scaling, y_mean=own.mean, y_std=np.where(own.std == 0, 1.0, own.std))
     is_same = shared == dataset.num_rows and same_targets and _has_prefix(dataset, origin, shared, "weight")
     has_targets = same_targets and dataset.y is not None
-    targets = row_moments(dataset.parts()["y"], first, without=mask) if has_targets else None
+    targets = RowSummary.of(dataset.parts()["y"], first, without=mask).moments() if has_targets else None
     names = (*dataset.feature_names, *dataset.target_names)
-    drift = measure_drift(scaling, row_moments(dataset.X, first, without=mask), targets, names)
+    drift = measure_drift(scaling, RowSummary.of(dataset.X, first, without=mask).moments(), targets, names)
     if drift.value > DRIFT_LIMIT:
         found = EarlierScaling(scaling=None, num_rows=first, location=None, drift=drift)
         logger.warning("%s", found.sentence())

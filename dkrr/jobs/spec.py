@@ -63,7 +63,7 @@ from dkrr.kernels.features import degree_of
 from dkrr.linalg.loss import Loss, make_loss
 from dkrr.selection.choice import FoldLoss, TuneSettings
 from dkrr.store.chunks import check_same
-from dkrr.store.files import is_url, join, name_of, parent_of, read_json, without_settings
+from dkrr.store.files import change_settings, is_url, join, name_of, parent_of, read_json
 from dkrr.store.objects import StorageSettings
 
 TOL = 1e-6
@@ -840,7 +840,7 @@ class JobSpec(Table):
         if options.get("exclude_unset"):
             options["exclude"] = {**dict.fromkeys(options.get("exclude", ()), True), "cluster": {*self._of_this_place}}
         settings = self.storage.settings()
-        context = {"location": lambda text: location(without_settings(text, settings))}
+        context = {"location": lambda text: location(change_settings(text, settings, StorageSettings()))}
         return self.model_dump(mode="json", exclude_none=True, context=context, **options)
 
     def to_toml(self) -> str:

@@ -40,7 +40,7 @@ from pydantic import (
 )
 
 from dkrr.errors import DkrrError, JobFileError, did_you_mean
-from dkrr.store.files import is_url, with_settings
+from dkrr.store.files import change_settings, is_url
 from dkrr.store.objects import StorageSettings, parse_address
 
 MAX_TILE_SIZE = 16_384  # LAPACK calls with 32-bit indices overflow at 46,340 rows; a 16,384 tile is 2 GiB already
@@ -132,7 +132,7 @@ def locate(value: str, info: ValidationInfo) -> str:
         return value
     known = info.context or {}
     if is_url(value):
-        return with_settings(str(parse_address(value)), known.get("storage", StorageSettings()))
+        return change_settings(str(parse_address(value)), StorageSettings(), known.get("storage", StorageSettings()))
     path = os.path.join(known.get("base", ""), os.path.expanduser(value))
     plain = os.path.normpath(path)
     # ".." behind a link to a folder is the folder that has what the link names

@@ -45,7 +45,7 @@ import numpy as np
 
 from dkrr.dataset import Dataset, Scaling
 from dkrr.dataset.dataset import Part
-from dkrr.dataset.rows import DIGEST_ROWS, row_moments
+from dkrr.dataset.rows import DIGEST_ROWS, RowSummary
 from dkrr.dataset.scaling import Drift, measure_drift
 from dkrr.engine.tasks import RunSummary
 from dkrr.errors import DamagedChunkError, StoreError
@@ -579,9 +579,9 @@ def judge_center(
     X, none, drift = dataset.X, np.empty(0), Drift()
     # of rows that are compared as they are, none is far from the centre
     if limit is not None and any(center) and num_rows < X.num_rows:
-        std = row_moments(X, 0, num_rows).std
+        std = RowSummary.of(X, 0, num_rows).moments().std
         near = Scaling(x_mean=np.array(center), x_std=np.where(std == 0, 1.0, std), y_mean=none, y_std=none)
-        drift = measure_drift(near, row_moments(X, num_rows), None, dataset.feature_names)
+        drift = measure_drift(near, RowSummary.of(X, num_rows).moments(), None, dataset.feature_names)
     # typical rows, less the centre, may be rounded by 1e-14 of the kernel's length
     typical = np.hypot(dataset.x_std, dataset.x_mean - np.array(center))
     is_near = not any(center) or kernel.extent(typical[None]) <= MAX_EXTENT**2

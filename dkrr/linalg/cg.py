@@ -132,10 +132,6 @@ class CGState:
     num_iterations: int = 0
     history: list[FloatVector] = field(default_factory=list)
 
-    def remaining_bytes(self) -> int:
-        """For the message of a full disk."""
-        return self.x.nbytes + self.r.nbytes + self.p.nbytes
-
     @property
     def active(self) -> Indices:
         """Numbers of the columns that iterate."""

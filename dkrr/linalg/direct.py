@@ -79,11 +79,11 @@ from dkrr.linalg.operators import BlockColumns, FloatMatrix, FloatVector, RidgeO
 from dkrr.linalg.solution import Solution, no_factor
 from dkrr.linalg.triangular import substitute
 from dkrr.linalg.workspace import Owners, Workspace, repaired
-from dkrr.store.chunks import FloatArray
+from dkrr.store.chunks import FloatArray, buffer
 from dkrr.store.files import join, name_of, parent_of, place, remove_array, remove_drafts
 from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileGrid, TileMatrix
-from dkrr.tiles.blas import buffer, gemm_nt, lost_pivot, potrf, syrk, trsm_right
+from dkrr.tiles.blas import gemm_nt, lost_pivot, potrf, syrk, trsm_right
 from dkrr.tiles.store import made
 
 logger = logging.getLogger("dkrr.linalg")
@@ -148,7 +148,7 @@ class CholeskyTask(TileTask):
         """Remove all that row block i went into: one of its tiles was wrong."""
         for tile in self.grid.lower() if self.sums is not None else ():
             if i in tile:
-                self.sums.delete(*tile)  # type: ignore[union-attr]
+                self.sums.array.delete(tile)  # type: ignore[union-attr]
 
 
 def factor_tile(task: CholeskyTask, i: int, j: int, part: int | None = None) -> tuple[bool, dict[str, Any]] | bool:
@@ -183,7 +183,7 @@ def factor_tile(task: CholeskyTask, i: int, j: int, part: int | None = None) -> 
 
     made("cholesky.tile", compute, write, partial(_not_finite, task, i, j))
     if sums is not None:
-        sums.delete(i, j)  # so that only those of a few columns exist at once
+        sums.array.delete((i, j))  # so that only those of a few columns exist at once
     return True
 
 

@@ -45,10 +45,9 @@ from dkrr.kernels import make_kernel
 from dkrr.linalg.catalogue import TakenOver, gram_fields, key_of
 from dkrr.linalg.operators import RidgeOperator, rows_of
 from dkrr.linalg.workspace import DIGEST, INVERSE_DIAGONAL, MAKER, Owners, Workspace, keep_for_others
-from dkrr.store.chunks import ChunkArray, FloatArray
-from dkrr.store.files import check_place, full_disk, list_keys, local_root, place, read_json
+from dkrr.store.chunks import ChunkArray, FloatArray, buffer
+from dkrr.store.files import check_place, list_keys, local_root, place, read_json, storage_errors
 from dkrr.tiles import TileGrid, TileMatrix
-from dkrr.tiles.blas import buffer
 from dkrr.tiles.store import made
 
 if TYPE_CHECKING:
@@ -341,7 +340,7 @@ def gram_matrix(X: Any, kernel: Any = "rbf", *, store: Any, tile_size: int = 102
     operator = RidgeOperator(grid=grid, alpha=0.0, kernel=resolved, rows=rows_of(dataset, resolved))
     fields = gram_fields(operator, "float64")
     location = place(store, "grams", key_of(fields) + ".zarr")
-    with full_disk(store):
+    with storage_errors(store, only_full=True):
         keep_for_others(location)
         gram = TileMatrix.create(location, grid, dtype="float64", attributes=fields)
     chunks = tuple(grid.rows(i) for i in range(grid.num_tiles))
@@ -365,7 +364,7 @@ def gram_block(task: TileTask, block_id: tuple[int, int] | None = None) -> Float
     row, column = max(i, j), min(i, j)
     if task.operator.rows is not None:  # they may have been replaced since another block was computed
         task.operator.rows.open().check_still_there()
-    with full_disk(task.matrix.location):
+    with storage_errors(task.matrix.location, only_full=True):
         gram_tile(task, row, column)
     tile = task.matrix.read(row, column)
     return np.array(tile if i >= j else tile.T, order="C")

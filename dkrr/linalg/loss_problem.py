@@ -29,7 +29,7 @@ from dkrr.errors import NotPositiveDefiniteError
 from dkrr.kernels import Kernel
 from dkrr.linalg.loss import Loss
 from dkrr.linalg.products import kernel_block, kernel_product
-from dkrr.tiles.blas import buffer
+from dkrr.store.chunks import buffer
 
 __all__ = ["Certificate", "GramColumns", "LossProblem", "Minimiser", "certify", "root_of"]
 

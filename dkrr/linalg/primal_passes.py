@@ -46,8 +46,9 @@ from dkrr.linalg.catalogue import key_of
 from dkrr.linalg.leave_one_out import MIN_SHARE
 from dkrr.linalg.operators import Centring, FloatMatrix, FloatVector, Rows, centre_dataset, centre_targets
 from dkrr.linalg.workspace import ROW_MULTIPLE, Operands, Pass, RowRanges, Workspace
+from dkrr.store.chunks import buffer
 from dkrr.tiles import TileGrid
-from dkrr.tiles.blas import buffer, gemm_nt, gemm_tn, syrk, syrk_tn, trsm_right
+from dkrr.tiles.blas import gemm_nt, gemm_tn, syrk, syrk_tn, trsm_right
 
 # features of a strip: many enough rows for a product with a tile, else what stays in a cache
 STRIP_BYTES, CACHED_BYTES = 16 << 20, 2 << 20

@@ -51,8 +51,8 @@ from dkrr.kernels import RBF, Chi2, Constant, Kernel, Laplacian, Matern, Product
 from dkrr.kernels.base import both_sides
 from dkrr.kernels.pairwise import Packed, compiled_form, pack, pack_rows, pack_sums, worth_compiling
 from dkrr.linalg.operators import FloatMatrix, row_blocks
+from dkrr.store.chunks import buffer
 from dkrr.tiles import MAX_TILE_SIZE, TileGrid
-from dkrr.tiles.blas import buffer
 
 STRIP_ROWS = 256
 

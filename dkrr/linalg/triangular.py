@@ -58,10 +58,10 @@ from dkrr.engine.tasks import Key, Node
 from dkrr.errors import DamagedChunkError, DataError, MemoryBudgetError, NumericalError
 from dkrr.linalg.operators import MAX_BLOCK_COLUMNS, BlockColumns, FloatVector
 from dkrr.linalg.workspace import BASELINE_BYTES, DIGEST, INVERSE_DIAGONAL, Owners, Workspace, repaired
-from dkrr.store.chunks import FloatArray
+from dkrr.store.chunks import FloatArray, buffer
 from dkrr.store.files import place, read_json, remove_array, write_json
 from dkrr.tiles import TileGrid, TileMatrix
-from dkrr.tiles.blas import buffer, gemm_nt, trsm_left, trsm_right
+from dkrr.tiles.blas import gemm_nt, trsm_left, trsm_right
 from dkrr.tiles.store import made
 
 if TYPE_CHECKING:

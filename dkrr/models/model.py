@@ -39,7 +39,6 @@ from dkrr.dataset import (
     Scaling,
     check_outside,
     matched_columns,
-    target_columns,
     to_floats,
     with_mask,
     write_rows,
@@ -175,7 +174,7 @@ def quantile_names(target: str, quantiles: Sequence[float]) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Model:
+class Model(Fitted):
     """A fitted kernel ridge regression, or the same f of another loss (``provenance["loss"]``).
 
     Parameters
@@ -245,16 +244,6 @@ class Model:
     def num_targets(self) -> int:
         """t."""
         return self.dual_coef.num_columns
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names by which rows to predict, or the columns of k(Z, X), are matched; () for none."""
-        return () if "feature_names" in self.made_up else tuple(self.feature_names)
-
-    @property
-    def named_targets(self) -> tuple[str, ...]:
-        """Names of the columns that the targets were read from, as far as somebody gave them; () for none."""
-        return () if "target_names" in self.made_up else target_columns(self.target_names, self.classes)
 
     @property
     def whitens_targets(self) -> bool:

@@ -46,7 +46,7 @@ from dkrr.linalg.loss import log_probabilities, make_loss
 from dkrr.linalg.operators import Rows
 from dkrr.models.model import BLOCK_ROWS, Model, load_model
 from dkrr.models.validation import is_out_of_core
-from dkrr.store.files import full_disk, is_url, place, remove_array
+from dkrr.store.files import is_url, place, remove_array, storage_errors
 from dkrr.tiles import TileMatrix
 
 # One core evaluates so many kernel entries, or does so many flops, in about the time that a cluster takes to start.
@@ -136,7 +136,7 @@ def _on_workers(model: Model, X: Any, num_rows: int, phase: Phase) -> Floats:
         location = place(store.path, "model.zarr")
         model.write(location)
         dataset = X if isinstance(X, Dataset) else ingest(X, place(store.path, "rows.zarr"))
-        with full_disk(store.path), executor_for() as executor:
+        with storage_errors(store.path, only_full=True), executor_for() as executor:
             saved = load_model(location, verify=False)
             result, _ = predict_dataset(saved, dataset, place(store.path, "result.zarr"), executor, phase=phase)
         return result.read(0, num_rows)

@@ -65,7 +65,7 @@ from dkrr.linalg.triangular import forget_inverse_diagonal, inverse_diagonal, in
 from dkrr.linalg.workspace import Workspace, choose_gram
 from dkrr.models.model import OTHER_SOLVERS, Model
 from dkrr.models.validation import check_alpha, check_target_sizes
-from dkrr.store.files import at_present, check_space, full_disk
+from dkrr.store.files import at_present, check_space, storage_errors
 from dkrr.tiles import TileMatrix
 
 logger = logging.getLogger("dkrr.tiled")
@@ -321,7 +321,7 @@ class Training:
         """The rows on disk below ``root``, those of a given matrix being their numbers, and who runs tasks on them."""
         rows = np.arange(given_rows(self.X), dtype=np.float64)[:, None] if self.is_given else self.X
         with (
-            full_disk(root),
+            storage_errors(root, only_full=True),
             nothing_new(root),
             rows_on_disk(rows, self.y, self.weight, root) as dataset,
             find_executor(dataset.num_rows, self.max_in_process_rows) as executor,

@@ -498,8 +498,9 @@ class Explained:
 
     def matrix(self, family: str, widths: Floats) -> Floats:
         """S K S (n, n)."""
-        gram = family_kernel(family, widths).block(self.x, self.x, same=True)
-        return weighted(gram, None if self.weight is None else self.root)
+        root = None if self.weight is None else self.root
+        a: Floats = weighted(family_kernel(family, widths).block(self.x, self.x, same=True), root)
+        return a
 
     def _squares(self, residuals: Floats) -> Floats:
         """What each row adds to n times the squared error (n, k), from residuals (n, t, k) of y / c."""

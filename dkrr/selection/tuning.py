@@ -82,7 +82,7 @@ from dkrr.selection.choice import (
     choose_candidates,
     family_kernel,
 )
-from dkrr.store.files import delete_key, full_disk, place, read_json, write_json
+from dkrr.store.files import delete_key, place, read_json, storage_errors, write_json
 
 # widths, in standard deviations of their feature: a feature that is wider than the upper bound has no influence
 WIDTH_BOUNDS = (1e-2, 1e4)
@@ -774,7 +774,7 @@ def tune(
     with ExitStack() as stack:
         if store is None:
             store = stack.enter_context(closing(TemporaryStore())).path
-        stack.enter_context(full_disk(store))
+        stack.enter_context(storage_errors(store, only_full=True))
         dataset = stack.enter_context(rows_on_disk(find_dataset(X), y, sample_weight, store))
         if executor is None:
             executor = stack.enter_context(find_executor(min(most, dataset.num_rows), IN_PROCESS_ROWS))

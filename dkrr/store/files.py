@@ -92,22 +92,12 @@ def check_place(name: str, value: Any) -> None:
         raise ParameterError(f"{name} is {value!r}; a path or an address expected")
 
 
-def with_settings(url: str, settings: StorageSettings) -> str:
-    """The address with settings, unless it brings its own; a path as it is."""
-    if not is_url(url):
+def change_settings(url: str, before: StorageSettings, after: StorageSettings) -> str:
+    """The address with other settings where its own are those of before; any other address, and a path, as it is."""
+    if not is_url(url) or before == after:
         return url
     address = parse_address(url)
-    if address.settings != StorageSettings() or settings == StorageSettings():
-        return url
-    return str(Address(address.bucket, address.key, settings))
-
-
-def without_settings(url: str, settings: StorageSettings) -> str:
-    """The address without these settings; with others, and a path, as it is."""
-    if not is_url(url) or settings == StorageSettings():
-        return url
-    address = parse_address(url)
-    return str(Address(address.bucket, address.key, StorageSettings())) if address.settings == settings else url
+    return str(Address(address.bucket, address.key, after)) if address.settings == before else url
 
 
 def join(location: str | os.PathLike[str], *names: str) -> str:
@@ -535,11 +525,6 @@ def free_bytes(path: str | os.PathLike[str]) -> int:
     """Bytes that are free where a path is, or will be."""
     folder = Path(path).absolute()
     return shutil.disk_usage(next(known for known in (folder, *folder.parents) if known.exists())).free
-
-
-def full_disk(location: Any, needed: int | None = None) -> contextlib.AbstractContextManager[None]:
-    """As :func:`storage_errors`, of a disk that is full; other errors are not looked at."""
-    return storage_errors(location, needed, only_full=True)
 
 
 @contextlib.contextmanager

@@ -18,59 +18,17 @@ One BLAS thread a process is assumed (the engine sees to it).
 from __future__ import annotations
 
 import ctypes
-import math
-import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from scipy.linalg import cython_blas, cython_lapack
 
-from dkrr.store.chunks import FloatArray, on_release
+from dkrr.store.chunks import FloatArray, buffer
 
 # below these widths a single call is as fast as its parts
 BASE = 64
 POTRF_BASE = 256
-
-
-class _Arrays(dict[tuple[str, str], Any]):
-    """The buffers of one thread by name and dtype; the thread that ends takes them with it."""
-
-    __hash__ = object.__hash__  # type: ignore[assignment]
-
-
-class _Held(threading.local):
-    def __init__(self) -> None:
-        self.arrays = _Arrays()
-        _of_all_threads.add(self.arrays)
-
-
-_of_all_threads: weakref.WeakSet[_Arrays] = weakref.WeakSet()
-_held = _Held()
-
-
-def _release() -> None:
-    for arrays in list(_of_all_threads):
-        arrays.clear()
-
-
-on_release(_release)
-
-
-def buffer(name: str, shape: tuple[int, ...], dtype: Any) -> Any:
-    """An uninitialised C-order array that this thread reuses for every request under ``name``.
-
-    A fresh 32 MiB allocation costs more in page faults than the product that fills it, so tiles are accumulated in
-    memory that stays mapped. The previous content of the same name is overwritten.
-    """
-    count = math.prod(shape)
-    key, held = (name, np.dtype(dtype).str), _held.arrays
-    flat = held.get(key)
-    if flat is None or flat.size < count:
-        held.pop(key, None)
-        flat = held[key] = np.empty(count, dtype)
-    return flat[:count].reshape(shape)
 
 
 def _routine(module: Any, name: str) -> Any:

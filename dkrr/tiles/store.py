@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from dkrr.errors import DamagedChunkError, DkrrError, ParameterError, StoreError, check_whole
-from dkrr.store.chunks import ChunkArray, FloatArray
-from dkrr.tiles.blas import buffer, is_finite
+from dkrr.store.chunks import ChunkArray, FloatArray, buffer
+from dkrr.tiles.blas import is_finite
 
 # A strip stays in a core's second-level cache; half and twice the size measured slower for one to ten vectors.
 STRIP_BYTES = 256 << 10
@@ -169,10 +169,6 @@ class TileMatrix:
             padded[:, columns:] = np.nan
             tile = padded
         self.array.write((i, j), tile)
-
-    def delete(self, i: int, j: int) -> None:
-        """Remove tile (i, j)."""
-        self.array.delete((i, j))
 
     def missing(self) -> list[tuple[int, int]]:
         """Lower tiles that are not valid, as a listing of the array shows them."""

@@ -15,6 +15,7 @@ from dkrr.errors import LockedError, ParameterError, StoreError
 from dkrr.store.chunks import ChunkArray
 from dkrr.store.documents import Versioned, check_manifest, create_json, read_versioned, swap_json, write_manifest
 from dkrr.store.files import (
+    change_settings,
     children,
     copy_tree,
     delete_key,
@@ -30,8 +31,6 @@ from dkrr.store.files import (
     read_key,
     relative_to,
     remove_array,
-    with_settings,
-    without_settings,
     write_file,
     write_json,
     write_key,
@@ -127,11 +126,11 @@ def test_an_address_round_trips() -> None:
     assert parse_address(FULL) == Address("bucket", "runs/demo", MINIO)
     assert str(parse_address(FULL)) == FULL
     assert str(parse_address("s3://bucket/")) == "s3://bucket"
-    assert with_settings("s3://bucket/runs/demo", MINIO) == FULL
-    assert with_settings(FULL, StorageSettings(region="other")) == FULL
-    assert with_settings("/a/path", MINIO) == "/a/path"
-    assert without_settings(FULL, MINIO) == "s3://bucket/runs/demo"
-    assert without_settings(FULL, StorageSettings(region="other")) == FULL
+    assert change_settings("s3://bucket/runs/demo", StorageSettings(), MINIO) == FULL
+    assert change_settings(FULL, StorageSettings(), StorageSettings(region="other")) == FULL
+    assert change_settings("/a/path", StorageSettings(), MINIO) == "/a/path"
+    assert change_settings(FULL, MINIO, StorageSettings()) == "s3://bucket/runs/demo"
+    assert change_settings(FULL, StorageSettings(region="other"), StorageSettings()) == FULL
 
 
 @pytest.mark.parametrize("base", ["s3://bucket/a/", "/x/a/"])
