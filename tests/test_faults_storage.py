@@ -209,6 +209,18 @@ def test_memory_errors_name_the_tile_size_and_a_smaller_one(site: str, tmp_path:
     assert fit.state() == undisturbed()
 
 
+@pytest.mark.parametrize("site", ["gram.tile", "cholesky.tile"])
+def test_a_full_disk_is_told_with_what_is_still_to_be_written(site: str, tmp_path: Path) -> None:
+    fit = Fit(tmp_path / "fit")
+    with (
+        failing_at(f"compute.{site}:1:enospc"),
+        pytest.raises(StorageFullError, match=rf"about {NUM_TILES * (8 * TILE**2 + 4):,} bytes are still to be"),
+    ):
+        fit.run()
+    fit.run()
+    assert fit.state() == undisturbed()
+
+
 @pytest.mark.parametrize("site", ["gram.tile", "cholesky.tile", "solve.block", "predict.block"])
 def test_a_nan_in_a_result_is_never_written(site: str, tmp_path: Path) -> None:
     fit = Fit(tmp_path / "fit")

@@ -434,6 +434,21 @@ BAD: dict[str, tuple[dict[str, str], str]] = {
     "unknown loss": ({"model": 'loss = "hing"'}, r"\d: \[model\] loss = 'hing' is not allowed"),
     "quantile of 0": ({"model": 'loss = "pinball"\nquantile = 0.0', "y": "number"}, r"\d: \[model\] quantile = 0.0"),
     "quantile of 1": ({"model": 'loss = "pinball"\nquantile = [0.1, 1]', "y": "number"}, r"\d: \[model\] quantile"),
+    "quantile -0.1": ({"model": 'loss = "pinball"\nquantile = -0.1', "y": "number"}, r"\d: \[model\] quantile"),
+    "quantile 1.5": ({"model": 'loss = "pinball"\nquantile = 1.5', "y": "number"}, r"\d: \[model\] quantile"),
+    "quantile nan": ({"model": 'loss = "pinball"\nquantile = nan', "y": "number"}, r"\d: \[model\] quantile"),
+    "quantile as text": (
+        {"model": 'loss = "pinball"\nquantile = "0.5"', "y": "number"},
+        r"\d: \[model\] quantile",
+    ),
+    "one below 0": (
+        {"model": 'loss = "pinball"\nquantile = [-0.1, 0.5]', "y": "number"},
+        r"\d: \[model\] quantile",
+    ),
+    "one above 1": (
+        {"model": 'loss = "pinball"\nquantile = [0.1, 1.5]', "y": "number"},
+        r"\d: \[model\] quantile",
+    ),
     "falling": ({"model": 'loss = "pinball"\nquantile = [0.9, 0.1]', "y": "number"}, r"increasing order"),
     "empty": ({"model": 'loss = "pinball"\nquantile = []', "y": "number"}, r"\d: \[model\] quantile"),
     "quantile of hinge": ({"model": 'loss = "hinge"\nquantile = 0.5'}, r"\d: \[model\] quantile is for loss = pinball"),
@@ -443,6 +458,10 @@ BAD: dict[str, tuple[dict[str, str], str]] = {
     "C of the square": ({"model": "C = 1.0", "y": "number"}, r"\d: \[model\] C is for other losses"),
     "C and alpha": ({"model": 'loss = "hinge"\nC = 1.0\nalpha = 0.5'}, r"\d: \[model\] C and alpha are both given"),
     "C of 0": ({"model": 'loss = "hinge"\nC = 0'}, r"\d: \[model\] C = 0"),
+    "C below 0": ({"model": 'loss = "hinge"\nC = -1.5'}, r"\d: \[model\] C = -1.5"),
+    "C is nan": ({"model": 'loss = "hinge"\nC = nan'}, r"\d: \[model\] C = nan"),
+    "C is inf": ({"model": 'loss = "hinge"\nC = inf'}, r"\d: \[model\] C = inf"),
+    "C as text": ({"model": 'loss = "hinge"\nC = "1"'}, r"\d: \[model\] C = '1'"),
     "alpha of 0": ({"model": 'loss = "hinge"\nalpha = 0'}, r"\d: \[model\] alpha = 0.0; a number above 0"),
     "an alpha of 0": ({"model": 'loss = "hinge"\nalpha = [1, 0]'}, r"\d: \[model\] alpha = \[1.0, 0.0\]; a number"),
     "an alpha twice": ({"model": 'loss = "hinge"\nalpha = [1, 1]'}, r"\d: \[model\] alpha = .*list of different ones"),
@@ -502,6 +521,7 @@ def test_data_sets_of_numbers_are_refused_and_those_of_classes_need_no_one_hot(t
     [
         (THREE, "up", {}, {"mask": "w"}, "class 'up' has no training row"),
         (TWO, "yes", {"weight": "w"}, None, "weights of class 'no' are all zero"),
+        (np.full(N, "yes"), "yes", {}, None, r"all 180 training rows of \S*rows.csv are of class 'yes'; at least two"),
     ],
 )
 def test_a_class_without_rows_or_weights_is_named(

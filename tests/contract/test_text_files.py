@@ -275,11 +275,12 @@ def test_classes_are_told_exactly(tmp_path: Path) -> None:
     assert dataset.y.read(0, 2).tolist() == [[1, 0], [0, 1]]
 
 
-@pytest.mark.parametrize("mark", ["?", "", "NA"])
+@pytest.mark.parametrize("mark", ["?", "", "NA", "NaN"])
 def test_a_class_that_is_missing(mark: str, tmp_path: Path) -> None:
     path = write(tmp_path, f"x,k\n1,7\n2,{mark}\n3,8\n")
-    with pytest.raises(DataError, match=r"row 1 of .*, line 3, has no class in column 'k'"):
+    with pytest.raises(DataError, match=r"row 1 of .*, line 3, has no class in column 'k'") as caught:
         read(path, target="k", one_hot=True)
+    assert "remove the row" in caught.value.hint
     assert read(path, target="k", one_hot=True, missing="drop").classes == (7, 8)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 from dkrr.jobs.inspection import verify
 from dkrr.jobs.run_directory import RunDirectory, read_status
 from dkrr.store.lease import is_gone
-from tests.faults import Command, Run, end_commands, times, wait_until
+from tests.faults import Command, Run, descendants, end_commands, finish, times, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]
 
@@ -84,6 +85,9 @@ def test_a_run_outlives_the_shell_and_the_driver(folder: Path) -> None:
     assert os.getsid(driver.pid) == driver.pid
     assert "job is running already" in dkrr("submit", "job.toml").err
     assert dkrr("fit", "job.toml").code == 8
+    (folder / "other.toml").write_text(JOB)  # another run, the same store
+    refused = dkrr("fit", "other.toml")
+    assert (refused.code, f"is being written by process {driver.pid}" in refused.err) == (8, True), refused.err
     driver.kill()
     waited = dkrr("wait", "job")
     assert (waited.code, "is gone" in waited.err, "`dkrr resume job` continues it" in waited.err) == (75, True, True)
@@ -102,3 +106,22 @@ def test_a_run_outlives_the_shell_and_the_driver(folder: Path) -> None:
         assert ".partial" not in path.name
         assert not path.is_file() or CANARY.encode() not in path.read_bytes(), path
     assert dkrr("submit", "job.toml").out.splitlines()[1].split() == ["state", "finished"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.short)])
+def test_a_command_that_is_told_to_end_says_how_it_goes_on(number: signal.Signals, folder: Path) -> None:
+    """Its workers end with it, and the next one finds every valid tile."""
+    process = Command(["fit", "job.toml"], failpoints="compute.cholesky.tile:1:sleep=0.2").start()
+    wait_until(lambda: process.poll() is not None or len(tiles(folder)) >= 20, 60)
+    workers = descendants(process.pid)
+    process.send_signal(number)
+    ended = finish(process)
+    assert (ended.code, "Traceback" in ended.err) == (75, False), ended.err
+    assert re.search("interrupted.*start the same command again", " ".join(ended.err.split()))
+    _, alive = psutil.wait_procs(workers, 30)
+    assert not alive
+    before = tiles(folder)
+    assert 20 <= len(before) < NUM_TILES
+    again = dkrr("fit", "job.toml", seconds=120)
+    assert (again.code, f"{NUM_TILES - len(before)} computed" in again.out) == (0, True), again.err
+    assert before.items() <= tiles(folder).items(), "valid tiles were written again"
