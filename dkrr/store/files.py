@@ -506,11 +506,20 @@ def file_state(path: str | os.PathLike[str]) -> list[int | str]:
         with contextlib.suppress(OSError):  # some file systems over a network have no fsync
             sync_path(path)
         if file_system(path) in MEMORY_FILE_SYSTEMS:
-            with open(path, "rb") as file:
-                strips = iter(lambda: file.read(STRIP), b"")
-                content.append(functools.reduce(lambda crc, strip: crc32c(strip, crc), strips, 0))
+            content.append(checksum(path))
     found = os.stat(path)
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, *content]
+
+
+def checksum(path: str | os.PathLike[str]) -> int:
+    """The crc32c of the bytes of a file, after a write that has begun."""
+    with open(path, "rb") as file:
+        with contextlib.suppress(OSError):  # of an empty file
+            os.lseek(
+                file.fileno(), 0, os.SEEK_HOLE
+            )  # waits for the lock of a write in most file systems; a read does not
+        file.seek(0)
+        return functools.reduce(lambda crc, strip: crc32c(strip, crc), iter(lambda: file.read(STRIP), b""), 0)
 
 
 def file_system(path: str | os.PathLike[str]) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -495,6 +496,31 @@ def test_an_array_file_of_many_blocks_is_compared_once_a_pass(
     np.save(tmp_path / "rows.npy", np.asfortranarray(values + 1.0) if form == "F" else values + 1.0)
     with pytest.raises(DataError, match="was changed while it was read"):
         list(blocks)
+
+
+@pytest.mark.parametrize("form", ["npy", "csv", "parquet", "zarr"])
+def test_a_file_that_is_written_in_place_without_another_time_is_refused(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two writes within a step of the clock, or one of which the reader sees the beginning."""
+    path, other = tmp_path / f"rows.{form}", tmp_path / f"other.{form}"
+    for k, place in enumerate((path, other)):
+        frame = pd.DataFrame(np.full((500, 3), k + 1.0), columns=["a", "b", "c"])
+        save = {
+            "npy": lambda place, frame: np.save(place, frame.to_numpy()),
+            "csv": lambda place, frame: frame.to_csv(place, index=False),
+            "parquet": lambda place, frame: frame.to_parquet(place, compression=None),
+            "zarr": lambda place, frame: zarr.save_array(place, frame.to_numpy()),
+        }
+        save[form](place, frame)
+    monkeypatch.setattr("dkrr.dataset.table.file_state", os.path.getsize)
+    table = open_table(path)
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    for file in files:
+        file.write_bytes((other / file.relative_to(path) if form == "zarr" else other).read_bytes())
+    with pytest.raises(DataError, match="was changed while it was read"):
+        dkrr.ingest(table, tmp_path / "data.zarr")
+    assert not (tmp_path / "data.zarr").exists()
 
 
 # --- data sets that are exchanged while they are read -----------------------------------------------------------------
