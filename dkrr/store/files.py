@@ -56,7 +56,7 @@ READ_ONLY = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 USERS = "users"
 # file systems without a disk
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
-STRIP = 1 << 24
+STRIP = 1 << 20
 # the entry of a document with the checksum of its others
 CRC = "crc32c"
 logger = logging.getLogger("dkrr.store")
