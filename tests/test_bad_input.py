@@ -997,7 +997,8 @@ def test_bad_input(case: Case, place: Place) -> None:
         assert "\n" not in str(caught.value)
         del caught
     place.patch.undo()
-    gc.collect()
+    if contents(place.outputs) != before:  # what goes with an estimator in a circle of references
+        gc.collect()
     after = {
         name: content
         for name, content in contents(place.outputs).items()
