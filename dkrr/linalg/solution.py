@@ -1,6 +1,8 @@
 """What a solve was asked for, and what it found and how well: settings of iterations, and the Solution of any solver.
 
-Frozen, keyword-only, checked on construction; they travel into the keys and the records of a run as plain dicts.
+Frozen, keyword-only, checked on construction; they travel into the keys and the records of a run as plain dicts. The
+residual is taken by ``residual_norms`` of matmul.py, in memory by ``judge_dense`` of dense.py; those of other equations
+stand beside them (primal.py, nystrom.py).
 """
 
 from __future__ import annotations
