@@ -1,6 +1,6 @@
 """What workers can do to a fit: die, stand still, come back. The same fit then finishes.
 
-B: the final bytes are those of an undisturbed run. E: a typed error; the same command, run once more, gives B.
+B: the final bytes are those of an undisturbed run. E: a typed error; the same fit, run once more, gives B.
 Always: no tile that was valid is written again.
 """
 
@@ -24,10 +24,7 @@ from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import Model, load_model
 from dkrr.models.prediction import predict_dataset
-from tests.faults import (
-    contents,
-    times,
-)
+from tests.faults import contents, times
 from tests.linalg.helpers import operator, rows
 
 pytestmark = pytest.mark.system

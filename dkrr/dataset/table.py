@@ -15,7 +15,6 @@ import contextlib
 import decimal
 import mmap
 import numbers
-import os
 import re
 import reprlib
 import time
@@ -31,7 +30,7 @@ from numpy.typing import NDArray
 
 from dkrr.dataset.rows import Floats
 from dkrr.errors import DataError, ParameterError, did_you_mean
-from dkrr.store.files import checksum, file_state
+from dkrr.store.files import file_state
 
 if TYPE_CHECKING:
     from dkrr.dataset.dataset import Dataset
@@ -297,21 +296,19 @@ def was_changed(what: Any) -> DataError:
 def unchanged(files: Iterable[Path]) -> Callable[[], None]:
     """A check, to be called when they were read, that files are as they are now.
 
-    The times of a file have the steps of a clock, and that of a write is when it began. What was written a moment ago
-    may be written once more, or on, without another time, so then the bytes are compared, too (16 GB/s, twice).
+    What was written a moment ago may be written once more, or on, without another time: then the bytes are compared.
 
     Raises
     ------
     DataError
         By the check: one was changed.
     """
-    states = {file: file_state(file) for file in files}
-    now, readable = time.time(), [file for file in states if file.is_file() and os.access(file, os.R_OK)]
-    fresh = {file: checksum(file) for file in readable if os.stat(file).st_ctime > now - FRESH_SECONDS}
+    since = time.time() - FRESH_SECONDS
+    states = {file: file_state(file, since) for file in files}
 
     def check() -> None:
         for file, state in states.items():
-            if not file.exists() or file_state(file) != state or (file in fresh and checksum(file) != fresh[file]):
+            if not file.exists() or file_state(file, since) != state:
                 raise was_changed(file)
 
     return check

@@ -15,6 +15,7 @@ import functools
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -487,7 +488,7 @@ def read_json(location: Any, key: str) -> Any | None:
 # --- what only a local file system has --------------------------------------------------------------------------------
 
 
-def file_state(path: str | os.PathLike[str]) -> list[int | str]:
+def file_state(path: str | os.PathLike[str], since: float = math.inf) -> list[int | str]:
     """Size, time of last write and time of last change of a file: what tells a changed one without reading it.
 
     Behind a link also where it is, as seen from there: another file may have been written at the same time.
@@ -497,27 +498,28 @@ def file_state(path: str | os.PathLike[str]) -> list[int | str]:
 
     Through a memory map only the first write to a page sets them, until the page is on disk: so the file is synced, and
     what is written from here on sets them again. A file system in memory has no disk; there the crc32c of the bytes is
-    added (16 GB/s).
+    added (16 GB/s), and so it is of a file that was changed after ``since``, in seconds since the epoch: the times have
+    the steps of a clock, and that of a write is when it began.
     """
-    content: list[int | str] = []
-    if os.path.realpath(path) != (named := os.path.abspath(path)):
-        content.append(os.path.relpath(os.path.realpath(path), os.path.dirname(named)))
-    if os.path.isfile(path) and os.access(path, os.R_OK):  # what cannot be read is refused by whoever reads it
+    is_readable = os.path.isfile(path) and os.access(path, os.R_OK)  # else it is refused by whoever reads it
+    if is_readable:
         with contextlib.suppress(OSError):  # some file systems over a network have no fsync
             sync_path(path)
-        if file_system(path) in MEMORY_FILE_SYSTEMS:
-            content.append(checksum(path))
     found = os.stat(path)
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, *content]
+    state: list[int | str] = [found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    if os.path.realpath(path) != (named := os.path.abspath(path)):
+        state.append(os.path.relpath(os.path.realpath(path), os.path.dirname(named)))
+    if is_readable and (found.st_ctime > since or file_system(path) in MEMORY_FILE_SYSTEMS):
+        state.append(_checksum(path))
+    return state
 
 
-def checksum(path: str | os.PathLike[str]) -> int:
-    """The crc32c of the bytes of a file, after a write that has begun."""
+def _checksum(path: str | os.PathLike[str]) -> int:
+    """The crc32c of the bytes of a file, when a write that has begun is over."""
     with open(path, "rb") as file:
-        with contextlib.suppress(OSError):  # of an empty file
-            os.lseek(
-                file.fileno(), 0, os.SEEK_HOLE
-            )  # waits for the lock of a write in most file systems; a read does not
+        with contextlib.suppress(OSError):  # an empty file has no hole
+            # in most file systems this waits for the lock of a write, for which a read does not
+            os.lseek(file.fileno(), 0, os.SEEK_HOLE)
         file.seek(0)
         return functools.reduce(lambda crc, strip: crc32c(strip, crc), iter(lambda: file.read(STRIP), b""), 0)
 

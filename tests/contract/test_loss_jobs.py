@@ -516,23 +516,33 @@ def test_data_sets_of_numbers_are_refused_and_those_of_classes_need_no_one_hot(t
     assert dkrr.load_model(tmp_path / "run/model.zarr").classes == ["low", "middle", "up"]
 
 
+@pytest.mark.parametrize("loss", ["hinge", "logistic"])
 @pytest.mark.parametrize(
     ("y", "label", "data", "evaluate", "said"),
     [
         (THREE, "up", {}, {"mask": "w"}, "class 'up' has no training row"),
         (TWO, "yes", {"weight": "w"}, None, "weights of class 'no' are all zero"),
-        (np.full(N, "yes"), "yes", {}, None, r"all 180 training rows of \S*rows.csv are of class 'yes'; at least two"),
+        (
+            np.full(N, "yes"),
+            "yes",
+            {},
+            None,
+            r"all 180 .* of \S*rows.csv are of class 'yes'; at least two.*\[data\] target",
+        ),
     ],
 )
 def test_a_class_without_rows_or_weights_is_named(
-    y: Any, label: str, data: dict[str, Any], evaluate: dict[str, Any] | None, said: str, tmp_path: Path
+    y: Any, label: str, data: dict[str, Any], evaluate: Any, said: str, loss: str, tmp_path: Path
 ) -> None:
     table(tmp_path, y, 0, N, "rows.csv")
     frame = pd.read_csv(tmp_path / "rows.csv")
     frame.assign(w=(frame["answer"] == label).astype(int)).to_csv(tmp_path / "rows.csv", index=False)
     data |= {"target": "answer", "one_hot": True}
-    with pytest.raises(dkrr.DataError, match=said):
-        fit_job(job_of(tmp_path, "rows.csv", data=data, evaluate=evaluate))
+    with pytest.raises(dkrr.DataError, match=said) as caught:
+        fit_job(job_of(tmp_path, "rows.csv", data=data, evaluate=evaluate, model={"loss": loss}))
+    assert caught.value.exit_code == 4
+    assert "[data]" in str(caught.value) or evaluate
+    assert not list(tmp_path.rglob("model.zarr"))
 
 
 def test_the_plan_says_what_it_will_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
